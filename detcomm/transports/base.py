@@ -8,9 +8,14 @@ can never meet ours.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from detcomm.association import Association
+from detcomm.call import Call
+from detcomm.collectives import Accumulate
 
 Bytes = NDArray[np.uint8]
 """A contiguous run of bytes: a one-dimensional ``uint8`` view of somebody's memory."""
@@ -24,6 +29,40 @@ class Parcel:
     data: Bytes
 
 
+class NativeCollectives(Protocol):
+    """Whole collectives in one native call, offered by a transport whose ranks can read each other's memory.
+
+    It keeps the same contract as a plan over ``exchange``, bit for bit, and does the agreement between the ranks
+    itself: a digest of the call rides on its first message.
+    """
+
+    def run(
+        self,
+        call: Call,
+        association: Association,
+        accumulate: Accumulate,
+        input: Bytes,
+        output: Bytes,
+        *,
+        factor: float | None = None,
+        label: str = "",
+        timeout_s: float,
+    ) -> None:
+        """Do ``call``; ``output`` may be ``input``, or this rank's shard of it where the collective has shards.
+
+        ``factor`` is for PREMUL_SUM alone and may differ between the ranks; ``label`` is for error texts.
+
+        Raises:
+            MismatchError: on every rank alike, naming the ranks and both calls; nothing is written and the group
+                stays usable.
+            TransportError: a peer is lost; names it.
+            PeerTimeoutError: a peer did not come within ``timeout_s``; names it.
+        """
+
+    def agree(self, text: str, timeout_s: float) -> None:
+        """Return when every rank has called with an equal text; otherwise ``MismatchError`` on every rank."""
+
+
 class Transport(ABC):
     """Moves the bytes of one step between the ranks of one group.
 
@@ -33,6 +72,7 @@ class Transport(ABC):
     name: str
     rank: int
     world_size: int
+    native_collectives: NativeCollectives | None = None
 
     @abstractmethod
     def exchange(self, sends: Sequence[Parcel], recvs: Sequence[Parcel], timeout_s: float) -> None:

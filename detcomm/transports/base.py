@@ -63,40 +63,6 @@ class NativeCollectives(Protocol):
         """Return when every rank has called with an equal text; otherwise ``MismatchError`` on every rank."""
 
 
-class NativeCollectives(Protocol):
-    """Whole collectives in one native call, for a transport whose ranks share memory.
-
-    Both methods make the ranks agree first: a digest of the call's text rides on the first message, and a
-    difference (another text, another method) becomes a ``MismatchError`` on every rank. It names ranks and texts,
-    nothing was written, and the group stays usable.
-    """
-
-    def agree(self, text: str, timeout_s: float) -> None:
-        """Agree on ``text``, the calls of a coalesced block, one a line. Moves nothing else."""
-
-    def run(
-        self,
-        call: Call,
-        contract: tuple[Association, Accumulate],
-        input: Bytes,
-        output: Bytes,
-        factor: float | None,
-        label: str,
-        timeout_s: float,
-    ) -> None:
-        """Do one collective. ``input`` and ``output`` may be the same memory.
-
-        Args:
-            call: what all ranks must agree on.
-            contract: the association and the precision of its sums: with the call, all that decides the bits.
-            input: ``call.input_count(rank)`` elements.
-            output: ``call.output_count(rank)`` elements.
-            factor: this rank's own factor, for ``PREMUL_SUM`` alone.
-            label: the element type as the caller knows it, where it differs from ``call.dtype``; agreed on too.
-            timeout_s: for the whole collective.
-        """
-
-
 class Transport(ABC):
     """Moves the bytes of one step between the ranks of one group.
 
@@ -106,7 +72,6 @@ class Transport(ABC):
     name: str
     rank: int
     world_size: int
-    native_collectives: NativeCollectives | None = None
     native_collectives: NativeCollectives | None = None
 
     @abstractmethod

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The executor's door to the folds: checks the memory, then runs native code where there is some, else NumPy.
+
+Both give the same bits. Knows neither ranks nor plans.
+"""
+
+from collections.abc import Sequence
+
+from detcomm.collectives import DType
+from detcomm.errors import ScheduleError, UnsupportedError
+from detcomm.fold_spec import FoldSpec
+from detcomm.portable_fold import portable_fold, portable_premultiply
+from detcomm.transports.base import Bytes
+
+__all__ = ["FoldSpec", "fold", "premultiply"]
+
+
+def fold(spec: FoldSpec, inputs: Sequence[Bytes], output: Bytes) -> None:
+    """Combine ``inputs`` in the order of ``spec`` and store the outcome, rounded once.
+
+    Args:
+        spec: operation, types and order.
+        inputs: operands in leaf order, each ``count`` elements of ``spec.input_dtypes``; any alignment.
+        output: ``count`` elements of ``spec.output_dtype``. It may be exactly the memory of operands of
+            the same element size, and must not overlap an operand otherwise.
+
+    Raises:
+        ScheduleError: operands and output do not fit each other.
+    """
+    count = _check_sizes(spec, inputs, output)
+    if count:
+        portable_fold(spec, inputs, output)
+
+
+def premultiply(dtype: DType, factor: float, input: Bytes, output: Bytes) -> None:
+    """What the sender of a PREMUL_SUM does: ``output = input * factor``, rounded to ``dtype``.
+
+    Args:
+        dtype: a floating-point type.
+        factor: rounded to the accumulator's precision (float64 for float64, else float32) before it is used.
+        input: elements of ``dtype``.
+        output: as many; may be exactly the memory of ``input``.
+
+    Raises:
+        UnsupportedError: ``dtype`` is not a floating-point type.
+        ScheduleError: sizes differ, or are no whole number of elements.
+    """
+    if not dtype.is_float:
+        raise UnsupportedError(f"premul_sum is not defined on {dtype.value}; it takes floating-point types")
+    if len(input) != len(output) or len(input) % dtype.itemsize:
+        raise ScheduleError(
+            f"premul_sum: input of {len(input)} and output of {len(output)} bytes; expected equal sizes, "
+            f"multiples of {dtype.itemsize}"
+        )
+    portable_premultiply(dtype, factor, input, output)
+
+
+def _check_sizes(spec: FoldSpec, inputs: Sequence[Bytes], output: Bytes) -> int:
+    if len(inputs) != len(spec.leaves):
+        raise ScheduleError(f"fold: expected {len(spec.leaves)} operands, got {len(inputs)}")
+    count, rest = divmod(len(output), spec.output_dtype.itemsize)
+    if rest:
+        raise ScheduleError(f"fold: output of {len(output)} bytes is no whole number of {spec.output_dtype.value}")
+    for index, (data, dtype) in enumerate(zip(inputs, spec.input_dtypes, strict=True)):
+        if len(data) != count * dtype.itemsize:
+            raise ScheduleError(
+                f"fold: operand {index} has {len(data)} bytes, expected {count * dtype.itemsize} "
+                f"({count} of {dtype.value})"
+            )
+    return count

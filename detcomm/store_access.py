@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How detcomm reads and writes torch's key-value store.
+
+``TCPStore.wait``, and ``get`` of an absent key, keep the client's lock and so block every other thread's ``set``; here
+everybody polls ``check``. Works for TCPStore, FileStore, HashStore and prefixes of them.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from torch.distributed import PrefixStore, Store
+
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.02
+
+
+def read(store: Store, key: str) -> str | None:
+    """The value of a key, or ``None`` if it is absent."""
+    return store.get(key).decode() if store.check([key]) else None
+
+
+def read_all(
+    store: Store,
+    keys: Sequence[str],
+    timeout_s: float,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[str | None]:
+    """The values of all keys, as soon as all are there.
+
+    Args:
+        stop: asked at each poll; true ends the wait early.
+
+    Returns:
+        A value for each key; ``None`` for those absent when the time was over or ``stop`` said so.
+    """
+    deadline = time.monotonic() + timeout_s
+    values: list[str | None] = [None] * len(keys)
+    pause_s = _FIRST_PAUSE_S
+    for index, key in enumerate(keys):
+        while (value := read(store, key)) is None:
+            if time.monotonic() >= deadline or stop():
+                # What is there now, so that the caller can name exactly those who are missing.
+                return values[:index] + [read(store, key) for key in keys[index:]]
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        values[index] = value
+    return values
+
+
+def group_key_space(store: Store, rank: int) -> Store:
+    """A key space of this creation of the group alone, in the store that torch gives it.
+
+    A group that is destroyed and made again has the same prefix in the same store (under torchrun the store outlives
+    it) and would read its predecessor's keys. Every rank counts its own creations; the counts are equal, since
+    creating a group is a collective.
+    """
+    number = store.add(f"detcomm/creations/{rank}", 1)
+    return PrefixStore(f"detcomm/{number}", store)
+
+
+def root_of(store: Store) -> Store:
+    """The store below all prefixes."""
+    while (below := getattr(store, "underlying_store", None)) is not None:
+        store = below
+    return store
+
+
+def own_connection(store: Store) -> Store:
+    """A client of the same store whose operations wait for nobody else's."""
+    return store.clone()
+
+
+def serves(store: Store) -> bool:
+    """Whether the server of a TCPStore lives in this process, so that the store ends with it."""
+    port = getattr(root_of(store), "port", None)
+    return port is not None and _listens_on(port)
+
+
+def _listens_on(port: int) -> bool:
+    """Whether a listening TCP socket of this process has this port."""
+    inodes: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/self/net/{table}") as lines:
+            for line in list(lines)[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    if not inodes:
+        return False
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") in inodes:
+                return True
+    return False

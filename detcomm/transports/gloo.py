@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps over gloo's point-to-point messages, on a gloo context of detcomm's own. The only transport that needs torch.
+
+gloo matches messages of one tag between a pair in posting order. A wait that times out makes gloo close every
+connection of the context, on which all peers' waits fail too; ``abort`` uses that, since nothing else of gloo
+(neither its ``abort`` nor its ``shutdown``) wakes a blocked wait.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from detcomm.errors import PeerTimeoutError, TransportError
+from detcomm.transports.base import Parcel, Transport
+
+_TAG = 1
+_ABORT_TAG = 2
+"""No message ever has it: a receive of this tag can only time out."""
+
+_SHORTEST_WAIT = timedelta(milliseconds=1)
+"""gloo takes zero for the default of the context."""
+
+
+class GlooTransport(Transport):
+    """Moves the bytes of a step with ``send`` and ``recv`` of a ``ProcessGroupGloo``.
+
+    Args:
+        group: connected, and used by nothing else.
+    """
+
+    name = "gloo"
+
+    def __init__(self, group: Any, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._group = group
+        self._failure: str | None = None
+        self._failing = threading.Lock()
+
+    def exchange(self, sends: Sequence[Parcel], recvs: Sequence[Parcel], timeout_s: float) -> None:
+        group = self._group
+        if self._failure is not None or group is None:
+            raise TransportError(self._failure or "the gloo transport is closed")
+        deadline = time.monotonic() + timeout_s
+        # Receives first, so that what arrives at once goes straight to its place.
+        parcels = [parcel for parcel in recvs if parcel.data.size]
+        num_recvs = len(parcels)
+        parcels += [parcel for parcel in sends if parcel.data.size]
+        works: list[Any] = []
+        for index, parcel in enumerate(parcels):
+            post = group.recv if index < num_recvs else group.send
+            try:
+                works.append(post([torch.from_numpy(parcel.data)], parcel.peer, _TAG))
+            except RuntimeError as error:
+                raise self._lost(parcel.peer, error) from error
+        for index, work in enumerate(works):
+            left = timedelta(seconds=deadline - time.monotonic())
+            try:
+                work.wait(max(left, _SHORTEST_WAIT))
+            except RuntimeError as error:
+                if time.monotonic() < deadline:
+                    raise self._lost(parcels[index].peer, error) from error
+                raise self._late(parcels[index:], works[index:], timeout_s) from error
+
+    def close(self) -> None:
+        with self._failing:
+            self._failure = self._failure or "the gloo transport is closed"
+            self._group = None
+
+    def abort(self, reason: str) -> None:
+        with self._failing:
+            group, self._group = self._group, None
+            self._failure = self._failure or reason
+        if group is not None:
+            self._close_connections(group)
+
+    def _close_connections(self, group: Any) -> None:
+        """Let one wait time out: gloo then closes all pairs. Try all peers, as nothing can be posted to a lost one."""
+        for peer in range(self.world_size):
+            if peer != self.rank:
+                with contextlib.suppress(RuntimeError):
+                    group.recv([torch.empty(1, dtype=torch.uint8)], peer, _ABORT_TAG).wait(_SHORTEST_WAIT)
+
+    def _lost(self, peer: int, error: RuntimeError) -> TransportError:
+        if self._failure is not None:
+            return TransportError(self._failure)
+        reason = str(error).splitlines()[0]
+        return TransportError(f"rank {self.rank} lost rank {peer}: {reason}")
+
+    def _late(self, parcels: Sequence[Parcel], works: Sequence[Any], timeout_s: float) -> TransportError:
+        """The error at the deadline. gloo has closed all connections by now, so what is not done fails at once."""
+        if self._failure is not None:
+            return TransportError(self._failure)
+        late = {parcels[0].peer}
+        for parcel, work in zip(parcels[1:], works[1:], strict=True):
+            try:
+                work.wait(_SHORTEST_WAIT)
+            except RuntimeError:
+                late.add(parcel.peer)
+        return PeerTimeoutError(f"rank {self.rank} waited {timeout_s:g} s for ranks {sorted(late)}")

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies between a rank's own memory and the segments.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace detcomm::shm {
+
+// A copy whose target will not be read soon: it goes past the caches, which saves reading each line of the target
+// before it is written, and leaves the staged chunks where they are.
+inline void stream_copy(void* target, const void* source, std::size_t num_bytes) {
+#if defined(__SSE2__)
+  auto* to = static_cast<std::byte*>(target);
+  const auto* from = static_cast<const std::byte*>(source);
+  const std::size_t head = (0 - reinterpret_cast<std::uintptr_t>(to)) & 63U;
+  if (num_bytes < 256 + head) {
+    std::memcpy(to, from, num_bytes);
+    return;
+  }
+  std::memcpy(to, from, head);
+  to += head;
+  from += head;
+  num_bytes -= head;
+  for (; num_bytes >= 64; num_bytes -= 64, to += 64, from += 64) {
+    const auto* lines = reinterpret_cast<const __m128i*>(from);
+    const __m128i a = _mm_loadu_si128(lines);
+    const __m128i b = _mm_loadu_si128(lines + 1);
+    const __m128i c = _mm_loadu_si128(lines + 2);
+    const __m128i d = _mm_loadu_si128(lines + 3);
+    auto* out = reinterpret_cast<__m128i*>(to);
+    _mm_stream_si128(out, a);
+    _mm_stream_si128(out + 1, b);
+    _mm_stream_si128(out + 2, c);
+    _mm_stream_si128(out + 3, d);
+  }
+  std::memcpy(to, from, num_bytes);
+  _mm_sfence();  // streaming stores are weakly ordered; a later release store must not overtake them
+#else
+  std::memcpy(target, source, num_bytes);
+#endif
+}
+
+}  // namespace detcomm::shm

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IEEE arithmetic on single numbers by exact rationals, to check the oracle. Uses no floating-point unit at all.
+"""IEEE arithmetic on single numbers by exact rationals, to check the oracle. Uses no floating-point unit.
 
-A number is the integer of its bits in a ``Format``. Every operation computes the exact rational and rounds it once, to
-nearest even. Knows neither NumPy nor detcomm.
+A number is the integer of its bits in a ``Format``. Every operation computes the exact rational and rounds it
+once, to nearest even. Knows neither NumPy nor detcomm.
 """
 
 from dataclasses import dataclass

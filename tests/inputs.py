@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contributions that can fail: inputs whose reduction shows in its bits which additions were done, and in which order.
+"""Contributions that can fail: inputs whose reduction shows which additions were done, and in which order.
 
-Plain random numbers hide most differences of order, above all 16-bit ones that are summed in float32. Here each element
-("column", one number per rank) is of one of these kinds:
+Plain random numbers hide most differences of order, above all 16-bit ones that are summed in float32. Here each
+element ("column", one number per rank) is of one of these kinds:
 
     near        exponents within the precision of one another: nearly every addition rounds
-    cancelling  +big and -big on two ranks, the others about half a unit in the last place of big: what is added before
-                -big arrives is lost, so the result tells when it arrived
+    cancelling  +big and -big on two ranks, the others about half a unit in the last place of big: what is added
+                before -big arrives is lost, so the result tells when it arrived
     ladder      big, e, e/2, e/2, ... in some rotation, e half a unit of big
     wide        any finite number; products overflow and underflow on the way
     special     NaNs with payloads, signalling and negative ones, infinities, zeros of both signs, extremes
     subnormal   at and below the smallest normal number
     overflow    near the largest finite number
 
-Every number is a pure function of (seed, rank, element, world size, type) through splitmix64, so that any process can
-make any rank's input and files made from it never change. Knows nothing of detcomm.
+Every number is a pure function of (seed, rank, element, world size, type) through splitmix64, so that any process
+can make any rank's input and files made from it never change. Knows nothing of detcomm.
 """
 
 from collections.abc import Sequence
@@ -130,7 +130,7 @@ def _floats(dtype: str, count: int, rank: int, world_size: int, seed: int) -> Ar
     shared = [_stream(count, seed, 1, key) for key in range(4)]  # alike on all ranks
     own = [_stream(count, seed, 2, rank, key) for key in range(3)]
     kind = _below(shared[0], 16)
-    # Precision whose last place the column aims at: the accumulator's, or the type's own (which `wire` rounds to).
+    # Whose last place the column aims at: the accumulator's, or the type's own (which `wire` rounds to).
     precision = np.where(shared[1] & np.uint64(1), accumulator_bits, fraction_bits)
     centre = top - 1 - _below(shared[1], max(1, top - accumulator_bits - 4))
     place = (rank + _below(shared[2], world_size)) % world_size

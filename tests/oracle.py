@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the bits of a reduction must be: ``docs/numerics.md`` written down a second time, in NumPy.
 
-Shares no code with detcomm, on purpose: a mistake in the folds, the planner or the transports cannot be here too. It is
-itself checked against exact rational arithmetic (``exact_oracle.py``). Knows nothing of messages, steps or ranks' timing.
+Shares no code with detcomm, on purpose: a mistake in the folds, the planner or the transports cannot be here too.
+It is itself checked against exact rational arithmetic (``exact_oracle.py``). Knows nothing of messages or steps.
 
-Types are named as torch names them. bfloat16 arrays hold their bits in ``uint16``; every other type is NumPy's own.
+Types are named as torch names them. bfloat16 arrays hold their bits in ``uint16``; every other type is NumPy's.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,8 +49,8 @@ def reduce(
         ring_chunk_elems: length of ``ring``'s fixed chunks.
         accumulate: ``float32`` or ``wire``; matters for 16-bit types alone.
         factors: each rank's factor, for ``premul_sum``.
-        shard_owner: the receiving rank of all these elements, for ``ring`` in reduce-scatter; otherwise the owner
-            follows from the position.
+        shard_owner: the receiving rank of all these elements, for ``ring`` in reduce-scatter; otherwise the
+            owner follows from the position.
 
     Returns:
         A new array of the tensor's storage type.
@@ -71,7 +71,7 @@ def reduce(
     world_size = len(inputs)
     leaves = list(inputs)
     if op == "premul_sum":
-        assert factors is not None and len(factors) == world_size
+        assert factors is not None
         leaves = [premultiply(x, dtype, factor) for x, factor in zip(leaves, factors, strict=True)]
         op = "sum"
     if world_size == 1:
@@ -139,7 +139,7 @@ def _evaluate(order: Tree, leaves: list[Array], combine: Combine) -> Array:
 
 
 def premultiply(x: Array, dtype: str, factor: float) -> Array:
-    """What the sender of a PREMUL_SUM sends: x times the factor in the accumulator's precision, rounded to the type."""
+    """What the sender of a PREMUL_SUM sends: x·f in the accumulator's precision, rounded to the type."""
     if dtype in REAL_PART:
         return premultiply(x.view(REAL_PART[dtype]), REAL_PART[dtype], factor).view(dtype)
     with np.errstate(all="ignore"):
@@ -186,7 +186,7 @@ def _position(word: Array) -> Array:
     """Where a float stands on the number line, as a signed integer."""
     signed = np.dtype(f"int{8 * word.itemsize}").type
     number = word.view(signed)
-    return np.where(number < 0, signed(-1) - (number & np.iinfo(signed).max), number)
+    return np.asarray(np.where(number < 0, signed(-1) - (number & np.iinfo(signed).max), number))
 
 
 def _is_nan(word: Array, dtype: str) -> Array:

@@ -103,12 +103,8 @@ def test_a_number_depends_on_its_rank_seed_and_place_alone() -> None:
         whole = inputs.rank_input(dtype, 2 * inputs.PERIOD + 3, 1, 3, seed=4)
         again = inputs.rank_input(dtype, 100, 1, 3, seed=4)
         assert np.array_equal(inputs.bits(whole[:100]), inputs.bits(again))
-        assert not np.array_equal(
-            inputs.bits(again), inputs.bits(inputs.rank_input(dtype, 100, 2, 3, seed=4))
-        )
-        assert not np.array_equal(
-            inputs.bits(again), inputs.bits(inputs.rank_input(dtype, 100, 1, 3, seed=5))
-        )
+        assert not np.array_equal(inputs.bits(again), inputs.bits(inputs.rank_input(dtype, 100, 2, 3, seed=4)))
+        assert not np.array_equal(inputs.bits(again), inputs.bits(inputs.rank_input(dtype, 100, 1, 3, seed=5)))
 
 
 def test_the_numbers_never_change() -> None:

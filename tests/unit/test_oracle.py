@@ -46,13 +46,11 @@ def test_premultiplication_equals_exact_rationals(dtype: str) -> None:
     for factor in (0.1, -0.5, 3.0, 1e-3, 7e4):
         got = oracle.premultiply(leaf, dtype, factor)
         exact = Fraction(factor)
-        assert _bits(got, dtype) == [
-            exact_oracle.premultiply_element(dtype, x, exact) for x in _bits(leaf, dtype)
-        ]
+        assert _bits(got, dtype) == [exact_oracle.premultiply_element(dtype, x, exact) for x in _bits(leaf, dtype)]
 
 
 def test_exact_rounding_equals_the_floating_point_unit() -> None:
-    """The judge is judged by the unit on operations that IEEE 754 defines: float64 arithmetic and conversions."""
+    """The judge is judged by the unit on what IEEE 754 defines: float64 arithmetic and a conversion."""
     fmt = exact_oracle.FORMATS["float64"]
     a, b = (inputs.rank_input("float64", 400, rank, 2, seed=9) for rank in range(2))
     with np.errstate(all="ignore"):
@@ -61,9 +59,7 @@ def test_exact_rounding_equals_the_floating_point_unit() -> None:
     words = list(zip(_bits(a, "float64"), _bits(b, "float64"), strict=True))
     assert _bits(total, "float64") == [exact_oracle.add(fmt, x, y) for x, y in words]
     assert _bits(product, "float64") == [exact_oracle.multiply(fmt, x, y) for x, y in words]
-    assert _bits(single, "float32") == [
-        exact_oracle.convert(fmt, exact_oracle.FORMATS["float32"], x) for x, _ in words
-    ]
+    assert _bits(single, "float32") == [exact_oracle.convert(fmt, exact_oracle.FORMATS["float32"], x) for x, _ in words]
 
 
 def test_every_16_bit_value_survives_widening_and_narrowing() -> None:

@@ -75,11 +75,10 @@ def unblock(group: Any) -> None:
 
     gloo's ``abort`` and ``shutdown`` wake nobody. A receive that times out does: gloo then closes all its pairs.
     """
-    if group.size() < 2:
-        return
-    peer = (group.rank() + 1) % group.size()
-    with contextlib.suppress(RuntimeError):  # meant to fail
-        group.recv([torch.empty(1, dtype=torch.uint8)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
+    for peer in range(group.size()):
+        if peer != group.rank():  # all of them, since nothing can be posted to a peer that is lost already
+            with contextlib.suppress(RuntimeError):  # meant to fail
+                group.recv([torch.empty(1, dtype=torch.uint8)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
 
 
 def _first_line(error: BaseException) -> str:

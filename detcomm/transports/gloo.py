@@ -2,11 +2,9 @@
 """Steps over gloo's point-to-point messages, on a gloo context of detcomm's own. The only transport that needs torch.
 
 gloo matches messages of one tag between a pair in posting order. A wait that times out makes gloo close every
-connection of the context, on which all peers' waits fail too; ``abort`` uses that, since nothing else of gloo
-(neither its ``abort`` nor its ``shutdown``) wakes a blocked wait.
+connection of the context, on which the peers' waits fail too; ``abort`` uses that.
 """
 
-import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -16,12 +14,10 @@ from typing import Any
 import torch
 
 from detcomm.errors import PeerTimeoutError, TransportError
+from detcomm.stock_gloo import unblock
 from detcomm.transports.base import Parcel, Transport
 
 _TAG = 1
-_ABORT_TAG = 2
-"""No message ever has it: a receive of this tag can only time out."""
-
 _SHORTEST_WAIT = timedelta(milliseconds=1)
 """gloo takes zero for the default of the context."""
 
@@ -77,14 +73,7 @@ class GlooTransport(Transport):
             group, self._group = self._group, None
             self._failure = self._failure or reason
         if group is not None:
-            self._close_connections(group)
-
-    def _close_connections(self, group: Any) -> None:
-        """Let one wait time out: gloo then closes all pairs. Try all peers, as nothing can be posted to a lost one."""
-        for peer in range(self.world_size):
-            if peer != self.rank:
-                with contextlib.suppress(RuntimeError):
-                    group.recv([torch.empty(1, dtype=torch.uint8)], peer, _ABORT_TAG).wait(_SHORTEST_WAIT)
+            unblock(group)
 
     def _lost(self, peer: int, error: RuntimeError) -> TransportError:
         if self._failure is not None:

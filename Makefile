@@ -1,0 +1,53 @@
+# Everything that people and CI run. On a fresh machine `make demo` and `make test` set up what they need first.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+NATIVE := $(shell find CMakeLists.txt native -type f 2>/dev/null)
+
+.PHONY: demo test test-inprocess test-multiprocess test-native test-matrix conformance check format bench
+
+demo: $(VENV)/built
+	PYTHON=$(BIN)/python scripts/demo
+
+test: test-inprocess test-native test-multiprocess
+
+# Many small cases in one process: spread over the cores.
+test-inprocess: $(VENV)/built
+	$(PYTEST) -q -n 2 --dist worksteal --ignore=tests/multiprocess
+
+# Each test starts its own ranks: one at a time, so that ranks compete only with each other.
+test-multiprocess: $(VENV)/built
+	$(PYTEST) -q -n 0 tests/multiprocess
+
+test-native: $(VENV)/built
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test_native
+
+# The full product of cases: collective, operation, type, association, schedule, world size, message size.
+test-matrix: $(VENV)/built
+	$(PYTEST) -q -n auto -m matrix tests
+
+conformance: $(VENV)/built
+	$(PYTEST) -q -n 2 --dist worksteal tests/conformance
+
+check: $(VENV)/built
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(PYTEST) -q -n 0 tests/architecture
+
+format: $(VENV)/built
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/built
+	$(BIN)/python scripts/bench_cpu
+
+$(VENV)/installed: pyproject.toml constraints-dev.txt scripts/setup
+	scripts/setup $(VENV)
+	touch $@
+
+# The native library is built on installing; Python edits need nothing.
+$(VENV)/built: $(VENV)/installed $(NATIVE)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	touch $@

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of detcomm, lowest first. A module imports from its own layer and from those below it, never upwards.
+
+A name stands for the module and all that lies in it. Every module belongs to exactly one layer.
+"""
+
+LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("words", ("version", "errors", "collectives")),
+    ("contract", ("association", "call", "options")),
+    ("schedule", ("schedule", "schedules")),
+    ("plan", ("simulate", "partition", "plan", "lower", "tuning", "planner")),
+    ("memory", ("float_environment", "fold_spec", "portable_fold", "native", "fold", "transports.base")),
+    ("transports", ("transports",)),
+    ("execution", ("header", "agreement", "executor", "communicator")),
+    ("tools without torch", ("testing",)),
+    ("torch", ("torch_backend", "process_group")),
+    ("tools", ("bench", "verify", "probe")),
+    ("doors", ("__init__", "__main__")),
+)
+
+PLANNER_LAYERS = ("words", "contract", "schedule", "plan")
+"""The half that imports neither torch nor a numerical or native library, whatever the machine has."""
+
+NEVER_IN_THE_PLANNER = ("torch", "numpy", "ctypes", "mpi4py", "cupy")
+
+NUMPY_IN_THE_PLANNER = ("simulate",)
+"""The simulator's third value domain is NumPy arrays."""
+
+DECIDE_BITS = (
+    "detcomm/association.py",
+    "detcomm/collectives.py",
+    "detcomm/fold.py",
+    "detcomm/float_environment.py",
+    "detcomm/portable_fold.py",
+    "detcomm/schedule.py",
+    "detcomm/schedules/",
+    "detcomm/partition.py",
+    "detcomm/lower.py",
+    "detcomm/communicator.py",
+    "native/",
+)
+"""Where a line may carry the mark ``bits:``, since result bits depend on it. Elsewhere such a line is misplaced."""
+
+LONGEST_LINES = 300
+LENGTH_EXCEPTIONS: dict[str, int] = {}
+"""Files that may be longer, with their own limit. Must shrink."""
+
+SHORTEST_LINES = 30
+SHORT_ON_PURPOSE = ("detcomm/version.py",)
+
+
+def layer_of(module: str) -> int | None:
+    """The index of a module's layer; ``module`` is dotted, without the leading ``detcomm.``."""
+    name = module
+    while name:
+        for index, (_, members) in enumerate(LAYERS):
+            if name in members:
+                return index
+        name = name.rpartition(".")[0]
+    return None

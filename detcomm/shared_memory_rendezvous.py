@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the ranks of one host come to see each other's shared memory: two rounds through the group's store.
 
-First every rank makes its segment and tells where it is, or why it could not. Then every rank maps all others' and tells
-whether that worked. All ranks read all answers, so either all of them have the transport or all raise one error, and
-nothing is left open.
+First every rank makes its segment and tells where it is, or why it could not. Then every rank maps all others' and
+tells whether that worked. All ranks read all answers, so either all of them have the transport or all raise one
+error, and nothing is left open.
 """
 
 import contextlib

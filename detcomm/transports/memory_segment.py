@@ -114,7 +114,7 @@ def open_peer(rank: int, address: Address) -> tuple[Mapping, int]:
         # The pidfd first: if the number meant another process by now, that one would not hold our nonce.
         pidfd = os.pidfd_open(address.pid)
     except OSError as error:
-        raise TransportError(f"rank {rank}: cannot watch its process {address.pid}: {error.strerror}; {_HINT}") from error
+        raise TransportError(f"rank {rank}: cannot watch process {address.pid}: {error.strerror}; {_HINT}") from error
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -183,13 +183,13 @@ class SharedMemoryTransport(Transport):
             self._functions.dc_shm_get_fault(self._open_group(), ctypes.byref(fault))
         culprits = ranks_text(sorted(fault.culprits[: fault.num_culprits]))
         text = fault.text.decode(errors="replace")
-        reporter = "" if fault.reporter == self.rank else f" (seen by rank {fault.reporter})"
+        own = fault.reporter == self.rank
         if fault.status == native_shm.TIMEOUT:
-            return PeerTimeoutError(f"rank {self.rank} waited {timeout_s:g} s for {culprits}{reporter}")
+            limit = f" {timeout_s:g} s" if own else ""
+            return PeerTimeoutError(f"rank {fault.reporter} waited{limit} for {culprits}")
         if fault.status == native_shm.ABORTED:
-            who = "" if fault.reporter == self.rank else f"rank {fault.reporter} gave up: "
-            return TransportError(f"{who}{text}")
-        return TransportError(f"rank {self.rank} lost {culprits}: {text}{reporter}")
+            return TransportError(text if own else f"rank {fault.reporter} gave up: {text}")
+        return TransportError(f"rank {fault.reporter} lost {culprits}: {text}")
 
     def _open_group(self) -> int:
         if self._group is None:

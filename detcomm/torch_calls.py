@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch hands over, as requests of the core: tensors become bytes, reduce operations become ours.
+
+Everything is checked here, before anything is sent. Knows tensors and calls; neither groups nor transports.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from detcomm.call import Call, even_shards
+from detcomm.collectives import Collective, DType, ReduceOp
+from detcomm.communicator import Request
+from detcomm.errors import UnsupportedError, UsageError
+from detcomm.transports.base import Bytes
+
+_DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.value): dtype for dtype in DType}
+_OPERATIONS: dict[Any, ReduceOp] = {getattr(dist.ReduceOp, op.name): op for op in ReduceOp}
+_NO_BYTES: Bytes = np.empty(0, dtype=np.uint8)
+_MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_CACHED_CALLS = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One torch call: the requests that are agreed on together, each reduced by itself.
+
+    Attributes:
+        results: what the call's future holds.
+        tensors: kept alive until the requests are done, since the requests hold bare addresses.
+        gather: run just before the requests; fills staging memory from the caller's tensors.
+        scatter: run just after them; empties staging memory into the caller's tensors.
+    """
+
+    requests: list[Request]
+    results: list[torch.Tensor]
+    tensors: Sequence[torch.Tensor]
+    gather: Callable[[], None] | None = None
+    scatter: Callable[[], None] | None = None
+
+
+def check_dense(name: str, tensor: torch.Tensor) -> None:
+    """Refuse what is not one run of CPU memory.
+
+    Raises:
+        UnsupportedError: a CUDA tensor, another device, a sparse layout.
+        UsageError: not contiguous, or a lazy conjugate or negation.
+    """
+    if not tensor.is_cpu:
+        raise UnsupportedError(f"{name}: tensors on {tensor.device} are not supported yet; expected cpu")
+    if tensor.layout is not torch.strided:
+        raise UnsupportedError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
+    if not tensor.is_contiguous():
+        memory_format = _MEMORY_FORMATS.get(tensor.dim())
+        if memory_format is None or not tensor.is_contiguous(memory_format=memory_format):
+            shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+            raise UsageError(f"{name}: expected a contiguous tensor, got shape {shape} with strides {strides}")
+    if tensor.is_neg() or tensor.is_conj():
+        raise UsageError(f"{name}: the tensor is a lazy conjugate or negation; call resolve_conj() and resolve_neg()")
+
+
+def tensor_bytes(tensor: torch.Tensor) -> Bytes:
+    """The memory of a checked tensor. The caller keeps the tensor alive."""
+    num_bytes = tensor.numel() * tensor.element_size()
+    if not num_bytes:
+        return _NO_BYTES
+    # Not Tensor.numpy(): it knows no bfloat16, float8 or complex conjugates, and refuses what requires a gradient.
+    return np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(tensor.data_ptr()), dtype=np.uint8)
+
+
+def operation(op: Any) -> tuple[ReduceOp, float | None]:
+    """The operation, and the factor of a PREMUL_SUM.
+
+    Raises:
+        UnsupportedError: an operation that detcomm does not know.
+    """
+    known = _OPERATIONS.get(getattr(op, "op", op))
+    if known is None:
+        raise UnsupportedError(f"unknown reduce operation {op}")
+    if known is not ReduceOp.PREMUL_SUM:
+        return known, None
+    factor = op.__getstate__()[1]
+    return known, float(factor.item() if isinstance(factor, torch.Tensor) else factor)
+
+
+@lru_cache(maxsize=_CACHED_CALLS)
+def _call(
+    collective: Collective,
+    dtype: torch.dtype,
+    shards: int | tuple[int, ...],
+    op: ReduceOp | None,
+    root: int = 0,
+) -> tuple[Call, str]:
+    """The call and its label. ``shards``: elements, or the elements of each rank's shard."""
+    known = _DTYPES.get(dtype)
+    label = ""
+    scale = 1
+    if known is None or known.kind == "complex":
+        label = str(dtype).removeprefix("torch.")
+    if known is None:
+        if collective.reduces:
+            raise UnsupportedError(f"{collective.value}: no arithmetic is specified on {label}")
+        known, scale = DType.UINT8, dtype.itemsize  # moved as bytes
+    elif known.kind == "complex":
+        if op is not None and op not in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM):
+            raise UnsupportedError(f"{collective.value}: {op.value} is not defined on {label}")
+        known, scale = known.real, 2
+    if isinstance(shards, int):
+        return Call(collective, known, shards * scale, op, root=root), label
+    counts = tuple(count * scale for count in shards)
+    return Call(collective, known, sum(counts), op, counts), label
+
+
+def all_reduce(name: str, tensors: Sequence[torch.Tensor], op: Any) -> Batch:
+    """Each tensor in place."""
+    reduce_op, factor = operation(op)
+    requests = []
+    for tensor in tensors:
+        check_dense(name, tensor)
+        call, label = _call(Collective.ALL_REDUCE, tensor.dtype, tensor.numel(), reduce_op)
+        data = tensor_bytes(tensor)
+        requests.append(Request(call, data, data, factor, label))
+    return Batch(requests, list(tensors), tensors)
+
+
+def reduce(tensor: torch.Tensor, op: Any, root: int, rank: int) -> Batch:
+    """In place on the root; the other ranks' tensors keep their bits."""
+    reduce_op, factor = operation(op)
+    check_dense("reduce", tensor)
+    call, label = _call(Collective.REDUCE, tensor.dtype, tensor.numel(), reduce_op, root)
+    data = tensor_bytes(tensor)
+    request = Request(call, data, data if rank == root else _NO_BYTES, factor, label)
+    return Batch([request], [tensor], [tensor])
+
+
+def reduce_scatter(
+    name: str, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], op: Any, world_size: int
+) -> Batch:
+    """Equal shards of each input, along its memory."""
+    reduce_op, factor = operation(op)
+    requests = []
+    for output, input in _pairs(name, outputs, inputs):
+        _check_sizes(name, input, output, world_size, "input", "output")
+        shards = even_shards(input.numel(), world_size)
+        call, label = _call(Collective.REDUCE_SCATTER, input.dtype, shards, reduce_op)
+        requests.append(Request(call, tensor_bytes(input), tensor_bytes(output), factor, label))
+    return Batch(requests, list(outputs), [*outputs, *inputs])
+
+
+def reduce_scatter_list(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: Any, rank: int) -> Batch:
+    """One input tensor for each rank; their sizes may differ."""
+    reduce_op, factor = operation(op)
+    name = "reduce_scatter"
+    _check_list(name, [output, *inputs])
+    if output.numel() != inputs[rank].numel():
+        raise UsageError(f"{name}: the output has {output.numel()} elements, input {rank} has {inputs[rank].numel()}")
+    call, label = _call(Collective.REDUCE_SCATTER, output.dtype, tuple(part.numel() for part in inputs), reduce_op)
+    whole, staging = _as_one(inputs)
+    batch = Batch([Request(call, whole, tensor_bytes(output), factor, label)], [output], [output, *inputs])
+    if staging is not None:
+        batch.tensors = [*batch.tensors, staging]
+        batch.gather = lambda: _copy_in(staging, inputs)
+    return batch
+
+
+def all_gather(
+    name: str, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], world_size: int
+) -> Batch:
+    """Each output holds the inputs of all ranks, one after the other."""
+    requests = []
+    for output, input in _pairs(name, outputs, inputs):
+        _check_sizes(name, output, input, world_size, "output", "input")
+        call, label = _call(Collective.ALL_GATHER, input.dtype, even_shards(output.numel(), world_size), None)
+        requests.append(Request(call, tensor_bytes(input), tensor_bytes(output), None, label))
+    return Batch(requests, list(outputs), [*outputs, *inputs])
+
+
+def all_gather_lists(
+    outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], rank: int
+) -> Batch:
+    """``outputs[i][r]`` receives rank r's ``inputs[i]``; the sizes of one list may differ."""
+    name = "all_gather"
+    requests = []
+    staged: list[tuple[torch.Tensor, Sequence[torch.Tensor]]] = []
+    kept: list[torch.Tensor] = [*inputs]
+    for parts, input in zip(outputs, inputs, strict=True):
+        _check_list(name, [input, *parts])
+        if parts[rank].numel() != input.numel():
+            raise UsageError(f"{name}: output {rank} has {parts[rank].numel()} elements, the input {input.numel()}")
+        call, label = _call(Collective.ALL_GATHER, input.dtype, tuple(part.numel() for part in parts), None)
+        whole, staging = _as_one(parts)
+        if staging is not None:
+            staged.append((staging, parts))
+            kept.append(staging)
+        requests.append(Request(call, tensor_bytes(input), whole, None, label))
+        kept += parts
+    results = [part for parts in outputs for part in parts]
+    batch = Batch(requests, results, kept)
+    if staged:
+        batch.scatter = lambda: _copy_out(staged)
+    return batch
+
+
+def _pairs(
+    name: str, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    if len(outputs) != len(inputs) or not outputs:
+        raise UsageError(f"{name}: expected as many outputs as inputs, got {len(outputs)} and {len(inputs)}")
+    return list(zip(outputs, inputs, strict=True))
+
+
+def _check_sizes(
+    name: str, whole: torch.Tensor, part: torch.Tensor, world_size: int, whole_name: str, part_name: str
+) -> None:
+    check_dense(name, whole)
+    check_dense(name, part)
+    if whole.dtype is not part.dtype:
+        raise UsageError(f"{name}: the {whole_name} is {whole.dtype}, the {part_name} {part.dtype}")
+    if whole.numel() != part.numel() * world_size:
+        raise UsageError(
+            f"{name}: expected {part.numel()} x {world_size} = {part.numel() * world_size} elements in the "
+            f"{whole_name}, got {whole.numel()}"
+        )
+
+
+def _check_list(name: str, tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        check_dense(name, tensor)
+        if tensor.dtype is not tensors[0].dtype:
+            raise UsageError(f"{name}: the tensors' types differ: {tensors[0].dtype} and {tensor.dtype}")
+
+
+def _as_one(parts: Sequence[torch.Tensor]) -> tuple[Bytes, torch.Tensor | None]:
+    """The parts as one run of bytes: their own memory if it is one run, otherwise staging memory."""
+    sizes = [part.numel() * part.element_size() for part in parts]
+    total = sum(sizes)
+    if not total:
+        return _NO_BYTES, None
+    occupied = [(part.data_ptr(), size) for part, size in zip(parts, sizes, strict=True) if size]
+    if all(left[0] + left[1] == right[0] for left, right in zip(occupied, occupied[1:], strict=False)):
+        return np.frombuffer((ctypes.c_uint8 * total).from_address(occupied[0][0]), dtype=np.uint8), None
+    staging = torch.empty(sum(part.numel() for part in parts), dtype=parts[0].dtype)
+    return tensor_bytes(staging), staging
+
+
+def _copy_in(staging: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for view, part in zip(staging.split([part.numel() for part in parts]), parts, strict=True):
+            view.view(part.shape).copy_(part)
+
+
+def _copy_out(staged: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor]]]) -> None:
+    with torch.no_grad():
+        for staging, parts in staged:
+            for view, part in zip(staging.split([part.numel() for part in parts]), parts, strict=True):
+                part.detach().copy_(view.view(part.shape))

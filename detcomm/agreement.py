@@ -50,6 +50,7 @@ class Agreement:
         reason = describe_difference(encoded)
         headers = [Header.decode(data) for data in encoded]
         known = [decoded for decoded in headers if decoded is not None]
+        sequence = min((decoded.sequence for decoded in known), default=sequence)  # one text on all ranks
         # All ranks hold the same headers, so all of them take the second exchange or none does.
         if len(known) == len(headers) and any(decoded.num_calls > 1 for decoded in known):
             sizes = [decoded.texts_bytes for decoded in known]

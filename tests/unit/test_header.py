@@ -83,16 +83,16 @@ def test_what_is_no_header_of_this_version_is_not_taken_for_one(data: bytes) -> 
 
 
 _CHANGES = [
-    (dict(count=999), "count", "all_reduce(sum, float32[999])"),
-    (dict(dtype="bfloat16"), "dtype", "all_reduce(sum, bfloat16[1000])"),
-    (dict(op="max"), "operation", "all_reduce(max, float32[1000])"),
-    (dict(collective="reduce_scatter"), "collective", "reduce_scatter(sum, float32[1000])"),
-    (dict(shards=digest("other")), "shards", digest("other").hex()[:12]),
-    (dict(numerics_id="ring/1[65536]:float32"), "numerics", "ring/1[65536]:float32"),
-    (dict(schedule=digest("b2")), "schedule", digest("b2").hex()[:12]),
-    (dict(options=digest("others")), "options", digest("others").hex()[:12]),
-    (dict(sequence=8), "sequence number", "sequence number 8"),
-    (dict(num_calls=3), "number of calls", "and 2 more calls"),
+    ({"count": 999}, "count", "all_reduce(sum, float32[999])"),
+    ({"dtype": "bfloat16"}, "dtype", "all_reduce(sum, bfloat16[1000])"),
+    ({"op": "max"}, "operation", "all_reduce(max, float32[1000])"),
+    ({"collective": "reduce_scatter"}, "collective", "reduce_scatter(sum, float32[1000])"),
+    ({"shards": digest("other")}, "shards", digest("other").hex()[:12]),
+    ({"numerics_id": "ring/1[65536]:float32"}, "numerics", "ring/1[65536]:float32"),
+    ({"schedule": digest("b2")}, "schedule", digest("b2").hex()[:12]),
+    ({"options": digest("others")}, "options", digest("others").hex()[:12]),
+    ({"sequence": 8}, "sequence number", "sequence number 8"),
+    ({"num_calls": 3}, "number of calls", "and 2 more calls"),
 ]
 
 

@@ -100,7 +100,10 @@ def _read(file: Path, num_steps: int) -> NDArray[np.uint32]:
 
 
 def _table(outcomes: list[Outcome]) -> Table:
-    table = Table("run", "last loss", "SHA-256 of the weights", "parameters that differ", title="The same training")
+    table = Table(title="The same training", title_justify="left")
+    table.add_column("run")
+    for heading in ("last loss", "SHA-256 of weights", "other bits in"):
+        table.add_column(heading, no_wrap=True)
     for outcome in outcomes:
         differing, total = outcome.differing[-1], outcome.num_parameters
         table.add_row(

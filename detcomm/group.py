@@ -15,9 +15,11 @@ import torch.distributed as dist
 from detcomm.coalescing import Block, BlockWork
 from detcomm.communicator import Communicator
 from detcomm.errors import PeerTimeoutError, TransportError, UsageError
+from detcomm.faults import Fault, FaultKind
 from detcomm.movement import Movement
 from detcomm.options import Options
 from detcomm.torch_calls import Batch
+from detcomm.watch import Membership, Progress, Watch
 from detcomm.work import FINISHED, FinishedWork, PendingWork
 from detcomm.worker import Worker
 
@@ -33,8 +35,6 @@ class Group:
     Args:
         communicator: for reductions and all-gathers.
         inner: a connected stock gloo group, for all other movement.
-        report: tells the other ranks of an error here, and gives the first cause that is known.
-        leave: ends what ``report`` needs.
     """
 
     def __init__(
@@ -43,8 +43,6 @@ class Group:
         inner: Any,
         options: Options,
         timeout: timedelta,
-        report: Callable[[TransportError], TransportError],
-        leave: Callable[[], None],
     ) -> None:
         self.options = options
         self.name = communicator.name
@@ -54,12 +52,27 @@ class Group:
         self.communicator = communicator
         self.movement = Movement(inner, self.lost)
         self._worker = Worker(self.name)
-        self._report = report
-        self._leave = leave
+        self._membership: Membership | None = None
+        self._num_started = 0
+        self._num_completed = 0
         self._blocks: dict[int, Block] = {}
         self._failure: TransportError | None = None
         self._failing = threading.Lock()
         self._closed = False
+
+    def enrol(self, store: Any) -> None:
+        """Have the process's watch tell this group of faults elsewhere, and the others of faults here.
+
+        Args:
+            store: the group's own key space.
+
+        Raises:
+            PeerTimeoutError: ranks did not come; names them.
+        """
+        if self.world_size > 1:
+            self._membership = Watch.enrol(
+                self.name, store, self.rank, self.world_size, self._on_fault, self._progress, self.timeout_s
+            )
 
     def check_usable(self) -> None:
         """Refuse calls to a group that has failed or is destroyed.
@@ -96,7 +109,7 @@ class Group:
     def barrier(self, opts: Any, asynchronous: bool) -> dist.Work:
         """Every rank has come, and everything that was issued here before is done."""
         self.check_usable()
-        job = partial(self.movement.barrier, opts)
+        job = partial(self._barrier, opts)
         if not asynchronous:
             self._worker.run(job)
             return FINISHED
@@ -113,8 +126,15 @@ class Group:
         self._worker.submit(settle)
         return pending
 
-    def moved(self, work: dist.Work) -> dist.Work:
-        """A movement that has been posted; an open block waits for it too."""
+    def moved(self, work: dist.Work, collective: bool = True) -> dist.Work:
+        """A movement that has been posted; an open block waits for it too.
+
+        Args:
+            collective: whether all ranks take part, as in all but sends and receives.
+        """
+        if collective:  # gloo carries it on even if this rank leaves
+            self._num_started += 1
+            self._num_completed += 1
         if self._blocks and (block := self._blocks.get(threading.get_ident())) is not None:
             block.works.append(work)
         return work
@@ -157,7 +177,11 @@ class Group:
                 return self._failure
             if self._closed:
                 return error
-        first = self._report(error)
+        first = error
+        if self._membership is not None:
+            fault = self._membership.report(error)
+            if not (fault.kind is FaultKind.ERROR and fault.rank == self.rank):
+                first = TransportError(str(fault))
         self.fail(first)
         return self._failure or first
 
@@ -197,13 +221,21 @@ class Group:
             self._worker.stop(_JOIN_S)
         with self._failing:
             self._closed = True
-        self._leave()
+        if self._membership is not None:
+            self._membership.leave()
         self.communicator.close()
         self.movement.close()
+
+    def _on_fault(self, fault: Fault) -> None:
+        self.fail(TransportError(str(fault)))
+
+    def _progress(self) -> Progress:
+        return Progress(self._num_started, self._num_completed)
 
     def _execute(self, batch: Batch, timeout_s: float) -> None:
         if self._failure is not None:
             self.check_usable()
+        self._num_started += 1
         try:
             if batch.gather is not None:
                 batch.gather()
@@ -212,6 +244,15 @@ class Group:
                 batch.scatter()
         except TransportError as error:
             raise self.lost(error) from error
+        finally:
+            self._num_completed += 1
+
+    def _barrier(self, opts: Any) -> None:
+        self._num_started += 1
+        try:
+            self.movement.barrier(opts)
+        finally:
+            self._num_completed += 1
 
     def _settle(self, batch: Batch, timeout_s: float, finish: Callable[[BaseException | None], None]) -> None:
         error: BaseException | None = None

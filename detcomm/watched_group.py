@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One group as the watch sees it: which process each rank is, who has left, and the first fault.
+
+Decides when a departure is a fault; knows neither threads nor sockets.
+"""
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from torch.distributed import Store
+
+from detcomm import store_access
+from detcomm.errors import PeerTimeoutError
+from detcomm.faults import Fault, FaultKind
+from detcomm.header import ranks_text
+from detcomm.process_identity import ProcessIdentity
+
+_log = logging.getLogger("detcomm")
+
+_PREFIX = "detcomm/member/"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far this rank is in a group: collective calls started and completed, of all kinds but send and receive."""
+
+    num_started: int
+    num_completed: int
+
+
+@dataclass(eq=False)
+class WatchedGroup:
+    """The ranks of one group and what has become of them.
+
+    Args:
+        name: torch's name of the group, for messages.
+        key: a name that no other group of the store has or had.
+        rank: this process's rank.
+        processes: each rank's process.
+        store_server: the rank whose process serves the store; ``None`` if none of these does.
+        on_fault: called once, from the watch's thread, with the first fault; must return soon.
+        progress: this rank's progress; called from the watch's thread.
+    """
+
+    name: str
+    key: str
+    rank: int
+    processes: tuple[ProcessIdentity, ...]
+    store_server: int | None
+    on_fault: Callable[[Fault], None]
+    progress: Callable[[], Progress]
+    fault: Fault | None = None
+    departures: dict[int, Fault] = field(default_factory=dict)
+
+    @property
+    def own_process(self) -> ProcessIdentity:
+        """This rank's process."""
+        return self.processes[self.rank]
+
+    @property
+    def neighbours(self) -> dict[str, ProcessIdentity]:
+        """The other processes of this one's place, by name: their end is seen here."""
+        own = self.own_process
+        return {p.name: p for p in self.processes if p.place == own.place and p != own}
+
+    @property
+    def leaders(self) -> list[int]:
+        """The lowest rank of each place, in rank order."""
+        first: dict[tuple[str, str], int] = {}
+        for rank, process in enumerate(self.processes):
+            first.setdefault(process.place, rank)
+        return list(first.values())
+
+    def ranks_of(self, process_name: str) -> list[int]:
+        """The ranks that this process is; more than one where threads stand for ranks."""
+        return [rank for rank, process in enumerate(self.processes) if process.name == process_name]
+
+    def is_settled(self, rank: int) -> bool:
+        """Whether nothing new can be learned of this rank."""
+        return self.fault is not None or rank in self.departures or rank == self.rank
+
+    def departure(self, rank: int, num_completed: int) -> Fault:
+        """What is to be logged of a rank that left in good order."""
+        calls = f"{num_completed} collective call{'' if num_completed == 1 else 's'}"
+        text = f"group {self.name!r}: rank {rank} has left after {calls} ({self.processes[rank]})"
+        return Fault(FaultKind.DEPARTURE, self.key, rank, self.rank, text, num_completed)
+
+    def death(self, rank: int, evidence: str) -> Fault:
+        """What is to be logged of a rank whose process ended without a word."""
+        text = f"group {self.name!r}: rank {rank} died: {self.processes[rank]} {evidence}"
+        return Fault(FaultKind.DEATH, self.key, rank, self.rank, text)
+
+    def error(self, text: str) -> Fault:
+        """What is to be logged of an error that this rank saw."""
+        stopped = [rank for rank, p in enumerate(self.processes) if p.place == self.own_process.place and p.is_stopped]
+        note = f" ({ranks_text(stopped)}: stopped by a signal)" if stopped else ""
+        return Fault(FaultKind.ERROR, self.key, self.rank, self.rank, f"rank {self.rank} reports: {text}{note}")
+
+    def take(self, fault: Fault) -> None:
+        """Learn an entry of the log. The first death or error counts, and a departure once it is a fault."""
+        if fault.kind is FaultKind.DEPARTURE:
+            self.departures.setdefault(fault.rank, fault)
+            self.judge()
+        elif self.fault is None:
+            self._fail(fault)
+
+    def judge(self) -> None:
+        """See whether a rank left before a call that this rank has started: it waits in vain."""
+        if self.fault is None and self.departures:
+            num_started = self.progress().num_started
+            for departure in self.departures.values():
+                if num_started > departure.num_completed:
+                    self._fail(departure)
+                    return
+
+    def _fail(self, fault: Fault) -> None:
+        self.fault = fault
+        try:
+            self.on_fault(fault)
+        except Exception:
+            # The watch goes on for the other groups; this one is lost either way.
+            _log.exception("group %r: the answer to a fault failed: %s", self.name, fault)
+
+
+def meet(
+    group_name: str,
+    store: Store,
+    rank: int,
+    world_size: int,
+    on_fault: Callable[[Fault], None],
+    progress: Callable[[], Progress],
+    timeout_s: float,
+) -> WatchedGroup:
+    """Exchange the processes behind the ranks through the group's store.
+
+    Raises:
+        PeerTimeoutError: ranks did not come; names them.
+    """
+    own = {
+        "process": asdict(ProcessIdentity.own()),
+        "serves": store_access.serves(store),
+        "key": secrets.token_hex(8),
+    }
+    store.set(f"{_PREFIX}{rank}", json.dumps(own))
+    started = time.monotonic()
+    texts = store_access.read_all(store, [f"{_PREFIX}{peer}" for peer in range(world_size)], timeout_s)
+    absent = [peer for peer, text in enumerate(texts) if text is None]
+    if absent:
+        waited_s = time.monotonic() - started
+        raise PeerTimeoutError(
+            f"group {group_name!r}: {ranks_text(absent)} of {world_size} did not come within {waited_s:.1f} s"
+        )
+    members = [json.loads(text) for text in texts if text is not None]
+    servers = [peer for peer, member in enumerate(members) if member["serves"]]
+    return WatchedGroup(
+        name=group_name,
+        key=members[0]["key"],
+        rank=rank,
+        processes=tuple(ProcessIdentity(**member["process"]) for member in members),
+        store_server=servers[0] if servers else None,
+        on_fault=on_fault,
+        progress=progress,
+    )

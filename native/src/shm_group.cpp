@@ -66,7 +66,7 @@ dc_shm_group::dc_shm_group(int rank, int world_size, void* const* segments, cons
 dc_shm_status dc_shm_group::begin(double timeout_s) {
   const auto span = std::chrono::duration<double>(std::min(std::max(timeout_s, 0.0), 1e8));
   deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(span);
-  return static_cast<dc_shm_status>(mine().control().fault.status.load(std::memory_order_acquire));
+  return look_for_faults();
 }
 
 template <class Done, class Missing>
@@ -163,16 +163,22 @@ void dc_shm_group::ring(int peer) {
   wake_all(bell);
 }
 
-// Called in the slices of a sleep: has anybody given up, left or died?
-dc_shm_status dc_shm_group::look_after(const std::vector<int>& peers) {
+// A fault that a peer reports is everybody's, whether or not we wait for that peer. Looked for at the start of a call
+// too: a rank that comes late would complete a barrier that the others have given up.
+dc_shm_status dc_shm_group::look_for_faults() {
   if (const auto status = mine().control().fault.status.load(std::memory_order_acquire)) {
     return static_cast<dc_shm_status>(status);
   }
-  // A fault that a peer reports is everybody's, whether or not we wait for that peer.
   for (int peer = 0; peer < world_size_; ++peer) {
     const FaultRecord& record = segment(peer).control().fault;
     if (record.status.load(std::memory_order_acquire) != 0) return adopt(record.fault);
   }
+  return DC_SHM_OK;
+}
+
+// Called in the slices of a sleep: has anybody given up, left or died?
+dc_shm_status dc_shm_group::look_after(const std::vector<int>& peers) {
+  if (const dc_shm_status status = look_for_faults()) return status;
   for (const int peer : peers) {
     if (segment(peer).control().left.load(std::memory_order_acquire) != 0) {
       return fail(DC_SHM_PEER_LOST, {peer}, "it has left the group");

@@ -58,6 +58,7 @@ struct dc_shm_group {
  private:
   template <class Done, class Missing>
   dc_shm_status wait(detcomm::shm::Bell& bell, Done done, Missing missing);
+  dc_shm_status look_for_faults();
   dc_shm_status look_after(const std::vector<int>& peers);
   dc_shm_status adopt(const dc_shm_fault& fault);
 

@@ -4,15 +4,22 @@
 Both give the same bits. Knows neither ranks nor plans.
 """
 
+import warnings
 from collections.abc import Sequence
+from functools import cache
 
+from detcomm import native
 from detcomm.collectives import DType
 from detcomm.errors import ScheduleError, UnsupportedError
 from detcomm.fold_spec import FoldSpec
 from detcomm.portable_fold import portable_fold, portable_premultiply
 from detcomm.transports.base import Bytes
 
-__all__ = ["FoldSpec", "fold", "premultiply"]
+__all__ = ["FoldSpec", "PortableFoldWarning", "fold", "premultiply"]
+
+
+class PortableFoldWarning(RuntimeWarning):
+    """Folds run in NumPy, since there is no native library: the same bits, slower. Said once."""
 
 
 def fold(spec: FoldSpec, inputs: Sequence[Bytes], output: Bytes) -> None:
@@ -25,11 +32,17 @@ def fold(spec: FoldSpec, inputs: Sequence[Bytes], output: Bytes) -> None:
             the same element size, and must not overlap an operand otherwise.
 
     Raises:
-        ScheduleError: operands and output do not fit each other.
+        ScheduleError: operands and output do not fit each other, or overlap.
     """
-    count = _check_sizes(spec, inputs, output)
-    if count:
-        portable_fold(spec, inputs, output)
+    if not _check_sizes(spec, inputs, output):
+        return
+    if _native():
+        native.native_fold(spec, inputs, output)
+        return
+    for index, (data, dtype) in enumerate(zip(inputs, spec.input_dtypes, strict=True)):
+        if _clash(data, dtype, output, spec.output_dtype):
+            raise ScheduleError(f"fold: the output overlaps operand {index} without being its memory")
+    portable_fold(spec, inputs, output)
 
 
 def premultiply(dtype: DType, factor: float, input: Bytes, output: Bytes) -> None:
@@ -43,7 +56,7 @@ def premultiply(dtype: DType, factor: float, input: Bytes, output: Bytes) -> Non
 
     Raises:
         UnsupportedError: ``dtype`` is not a floating-point type.
-        ScheduleError: sizes differ, or are no whole number of elements.
+        ScheduleError: sizes differ or are no whole number of elements, or the memory overlaps otherwise.
     """
     if not dtype.is_float:
         raise UnsupportedError(f"premul_sum is not defined on {dtype.value}; it takes floating-point types")
@@ -52,7 +65,34 @@ def premultiply(dtype: DType, factor: float, input: Bytes, output: Bytes) -> Non
             f"premul_sum: input of {len(input)} and output of {len(output)} bytes; expected equal sizes, "
             f"multiples of {dtype.itemsize}"
         )
+    if not len(input):
+        return
+    if _native():
+        native.native_premultiply(dtype, factor, input, output)
+        return
+    if _clash(input, dtype, output, dtype):
+        raise ScheduleError("premul_sum: the output overlaps the input without being its memory")
     portable_premultiply(dtype, factor, input, output)
+
+
+@cache
+def _native() -> bool:
+    """Whether to fold natively; says so once if not, unless the environment asked for it."""
+    if not native.available() and not native.disabled():
+        warnings.warn(
+            f"detcomm folds in NumPy, with the same bits but slower: {native.why_not()}",
+            PortableFoldWarning,
+            stacklevel=3,
+        )
+    return native.available()
+
+
+def _clash(input: Bytes, input_dtype: DType, output: Bytes, output_dtype: DType) -> bool:
+    """Whether the two overlap in any way but element on element."""
+    first, target = input.ctypes.data, output.ctypes.data
+    if first == target and input_dtype.itemsize == output_dtype.itemsize:
+        return False
+    return first < target + len(output) and target < first + len(input)
 
 
 def _check_sizes(spec: FoldSpec, inputs: Sequence[Bytes], output: Bytes) -> int:

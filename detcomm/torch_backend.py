@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from detcomm import group_agreement, hosts, stock_gloo, store_access
 from detcomm.communicator import Communicator
-from detcomm.errors import TransportError, UsageError
+from detcomm.errors import UsageError
 from detcomm.group import Group
 from detcomm.options import Options
 from detcomm.process_group import BACKEND_NAME, ProcessGroup
@@ -70,11 +70,16 @@ def make_group(
         space, rank, world_size, prepare, timeout.total_seconds(), group=name
     )
     limit = options.timeout or timeout
-    inner = stock_gloo.connect_mesh(devices, space, "movement", rank, world_size, limit)
     block_size = hosts.block_size([introduction.host for introduction in introductions], options.node_size)
+    inner = stock_gloo.connect_mesh(devices, space, "movement", rank, world_size, limit)
     channel = stock_gloo.connect_mesh(devices, space, "reductions", rank, world_size, limit)
     communicator = Communicator(GlooTransport(channel, rank, world_size), options, block_size, name)
-    group = Group(communicator, inner, options, limit, _first_cause, _nothing)
+    group = Group(communicator, inner, options, limit)
+    try:
+        group.enrol(space)
+    except BaseException:
+        group.shutdown()
+        raise
     return ProcessGroup(store, group, partial(_subgroup, store))
 
 
@@ -96,11 +101,3 @@ def _subgroup(
     store: Any, name: str, rank: int, world_size: int, timeout: timedelta, pg_options: Any
 ) -> ProcessGroup:
     return make_group(dist.PrefixStore(f"split/{name}", store), name, rank, world_size, timeout, pg_options)
-
-
-def _first_cause(error: TransportError) -> TransportError:
-    return error
-
-
-def _nothing() -> None:
-    pass

@@ -136,15 +136,15 @@ class TorchMethods:
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> dist.Work:
         self._group.check_usable()
-        return self._group.moved(self._group.movement.send(tensors, dst, tag))
+        return self._group.moved(self._group.movement.send(tensors, dst, tag), collective=False)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> dist.Work:
         self._group.check_usable()
-        return self._group.moved(self._group.movement.recv(tensors, src, tag))
+        return self._group.moved(self._group.movement.recv(tensors, src, tag), collective=False)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> dist.Work:
         self._group.check_usable()
-        return self._group.moved(self._group.movement.recv_anysource(tensors, tag))
+        return self._group.moved(self._group.movement.recv_anysource(tensors, tag), collective=False)
 
     def barrier(self, opts: Any = None) -> dist.Work:
         opts = dist.BarrierOptions() if opts is None else opts

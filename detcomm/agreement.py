@@ -43,7 +43,7 @@ class Agreement:
         own = with_sequence(header, sequence)
         self._own[:] = np.frombuffer(own, dtype=np.uint8)
         self._received[self._transport.rank] = self._own
-        self._exchange(sequence, self._sends, self._recvs, timeout_s)
+        self._exchange(self._sends, self._recvs, timeout_s)
         if self._received.tobytes() == own * self._transport.world_size:
             return
         encoded = [row.tobytes() for row in self._received]
@@ -54,25 +54,24 @@ class Agreement:
         # All ranks hold the same headers, so all of them take the second exchange or none does.
         if len(known) == len(headers) and any(decoded.num_calls > 1 for decoded in known):
             sizes = [decoded.texts_bytes for decoded in known]
-            blocks = self._exchange_texts(sequence, "\n".join(texts), sizes, timeout_s)
+            blocks = self._exchange_texts("\n".join(texts), sizes, timeout_s)
             reason = first_difference(blocks) or reason
         raise MismatchError(f"collective #{sequence} of group {self._group_name}: {reason}")
 
-    def _exchange_texts(self, sequence: int, own: str, sizes: Sequence[int], timeout_s: float) -> list[list[str]]:
+    def _exchange_texts(self, own: str, sizes: Sequence[int], timeout_s: float) -> list[list[str]]:
         data = np.frombuffer(bytearray(own.encode()), dtype=np.uint8)
         rooms: list[Bytes] = [np.empty(size, dtype=np.uint8) for size in sizes]
         rooms[self._transport.rank] = data
         sends = [Parcel(peer, data) for peer in self._peers]
         recvs = [Parcel(peer, rooms[peer]) for peer in self._peers]
-        self._exchange(sequence, sends, recvs, timeout_s)
+        self._exchange(sends, recvs, timeout_s)
         return [room.tobytes().decode(errors="replace").split("\n") for room in rooms]
 
-    def _exchange(self, sequence: int, sends: Sequence[Parcel], recvs: Sequence[Parcel], timeout_s: float) -> None:
+    def _exchange(self, sends: Sequence[Parcel], recvs: Sequence[Parcel], timeout_s: float) -> None:
         try:
             self._transport.exchange(sends, recvs, timeout_s)
         except TransportError as error:
-            where = f"agreement on collective #{sequence} of group {self._group_name}"
-            raise type(error)(f"{where}: {error}") from error
+            raise type(error)(f"agreement of the ranks: {error}") from error
 
 
 def first_difference(blocks: Sequence[Sequence[str]]) -> str | None:

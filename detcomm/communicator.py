@@ -135,8 +135,12 @@ class Communicator:
                 self._run_planned(planned, requests, timeout_s)
         except MismatchError:
             raise  # every rank has it, and all are in step
-        except BaseException as error:
+        except TransportError as error:
             # The others may be anywhere in the plan: let them see a lost peer now and not at their timeout.
+            text = f"collective #{self.sequence} of group {self.name}: {error}"
+            self.abort(text)
+            raise type(error)(text) from error
+        except BaseException as error:
             self.abort(f"{type(error).__name__}: {error}")
             raise
 
@@ -179,19 +183,22 @@ class Communicator:
 
     def _run_native(self, native: NativeCollectives, requests: Sequence[Request], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        if len(requests) > 1:
-            native.agree("\n".join(call_text(request.call, request.label) for request in requests), timeout_s)
-        for request in requests:
-            native.run(
-                request.call,
-                self._plan_options.association,
-                self._plan_options.accumulate,
-                request.input,
-                request.output,
-                factor=request.factor,
-                label=request.label,
-                timeout_s=max(deadline - time.monotonic(), 0.0),
-            )
+        try:
+            if len(requests) > 1:
+                native.agree("\n".join(call_text(request.call, request.label) for request in requests), timeout_s)
+            for request in requests:
+                native.run(
+                    request.call,
+                    self._plan_options.association,
+                    self._plan_options.accumulate,
+                    request.input,
+                    request.output,
+                    factor=request.factor,
+                    label=request.label,
+                    timeout_s=max(deadline - time.monotonic(), 0.0),
+                )
+        except MismatchError as error:
+            raise MismatchError(f"collective #{self.sequence} of group {self.name}: {error}") from error
 
     def _run_planned(self, planned: Sequence[_Prepared], requests: Sequence[Request], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

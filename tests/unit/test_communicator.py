@@ -441,7 +441,7 @@ def test_a_late_peer_is_named() -> None:
 
     texts = run_ranks(2, body)
     assert texts[0].startswith(PeerTimeoutError.__name__)
-    assert "agreement on collective #1 of group test" in texts[0]
+    assert "collective #1 of group test: agreement of the ranks: " in texts[0]
     assert "ranks [1]" in texts[0]
 
 

@@ -12,9 +12,11 @@ import os
 import time
 from dataclasses import dataclass
 
+from torch.distributed import Store
+
 from detcomm.errors import DetcommError, PeerTimeoutError, TransportError
 from detcomm.header import ranks_text
-from detcomm.store_access import Store, read_all
+from detcomm.store_access import read_all
 from detcomm.transports.memory_segment import Address, Mapping, OwnSegment, available_bytes, open_peer
 from detcomm.transports.shared_memory import SharedMemoryTransport, segment_bytes, tuning_for
 

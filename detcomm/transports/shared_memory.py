@@ -12,10 +12,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from detcomm import native_shm
+from detcomm import native, native_shm
 from detcomm.association import Association
 from detcomm.call import Call
-from detcomm.collectives import Accumulate, Collective, DType, ReduceOp
+from detcomm.collectives import Accumulate, Collective, ReduceOp
 from detcomm.errors import DetcommError, MismatchError, PeerTimeoutError, TransportError, UsageError
 from detcomm.header import call_text, ranks_text
 from detcomm.transports.base import Bytes, Parcel, Transport
@@ -29,41 +29,13 @@ _SPIN_NS = 300_000
 _SPIN_CROWDED_NS = 1_000
 _CACHED_CALLS = 1024
 
-# The numbers of detcomm_shm.h and detcomm.h.
+# The numbers of detcomm_shm.h; those of types and operations are detcomm.h's.
 _COLLECTIVES = {
     Collective.ALL_REDUCE: 0,
     Collective.REDUCE_SCATTER: 1,
     Collective.ALL_GATHER: 2,
     Collective.REDUCE: 3,
 }
-_DTYPES = {
-    DType.FLOAT32: 0,
-    DType.FLOAT64: 1,
-    DType.BFLOAT16: 2,
-    DType.FLOAT16: 3,
-    DType.INT8: 4,
-    DType.INT16: 5,
-    DType.INT32: 6,
-    DType.INT64: 7,
-    DType.UINT8: 8,
-    DType.UINT16: 9,
-    DType.UINT32: 10,
-    DType.UINT64: 11,
-    DType.BOOL: 12,
-}
-_OPS = {
-    ReduceOp.SUM: 0,
-    ReduceOp.PREMUL_SUM: 0,
-    ReduceOp.AVG: 1,
-    ReduceOp.PRODUCT: 2,
-    ReduceOp.MIN: 3,
-    ReduceOp.MAX: 4,
-    ReduceOp.BAND: 5,
-    ReduceOp.BOR: 6,
-    ReduceOp.BXOR: 7,
-}
-_ACCUMULATES: dict[Accumulate, int] = {"float32": 0, "wire": 1}
-_SHAPES = {"tree": 0, "linear": 1}
 
 
 def tuning_for(world_size: int, chunk_bytes: int | None, num_cores: int) -> native_shm.Tuning:
@@ -272,7 +244,7 @@ class _Collectives:
 class _Prepared:
     """A call in the native library's form."""
 
-    __slots__ = ("_contract", "_native", "_shards", "call", "in_place_offset", "reference", "text")
+    __slots__ = ("_contract", "_shards", "_structure", "call", "in_place_offset", "reference", "text")
 
     def __init__(
         self,
@@ -289,23 +261,23 @@ class _Prepared:
         self.text = f"{call_text(call, label)} {numerics_id}"
         shards = call.shard_counts
         self._shards = None if shards is None else (ctypes.c_uint64 * (world_size + 1))(*call.shard_starts, call.count)
-        native = native_shm.NativeCall(
+        structure = native_shm.NativeCall(
             collective=_COLLECTIVES[call.collective],
-            dtype=_DTYPES[call.dtype],
-            op=0 if call.op is None else _OPS[call.op],
-            accumulate=_ACCUMULATES[accumulate],
-            shape=_SHAPES[association.shape],
+            dtype=native.DTYPES[call.dtype],
+            op=0 if call.op is None else native.OPS[call.op],
+            accumulate=native.ACCUMULATE[accumulate],
+            shape=native.SHAPES[association.shape],
             premultiply=int(call.op is ReduceOp.PREMUL_SUM),
             root=call.root,
             item_bytes=call.dtype.itemsize,
             ring_chunk_elems=association.ring_chunk_elems if association.name == "ring" else 0,
             count=call.count,
         )
-        native.digest[:] = _digest(self.text)
+        structure.digest[:] = _digest(self.text)
         if self._shards is not None:
-            native.shards = ctypes.cast(self._shards, ctypes.POINTER(ctypes.c_uint64))
-        self._native = native
-        self.reference = ctypes.byref(native)
+            structure.shards = ctypes.cast(self._shards, ctypes.POINTER(ctypes.c_uint64))
+        self._structure = structure
+        self.reference = ctypes.byref(structure)
         # Where the output may lie in the input's memory: the same place, or this rank's shard of the larger one.
         shard_offset = 0 if shards is None else call.shard_starts[rank] * call.dtype.itemsize
         self.in_place_offset = -shard_offset if call.collective is Collective.ALL_GATHER else shard_offset
@@ -323,10 +295,10 @@ class _Prepared:
 
 def _native_parcels(parcels: Sequence[Parcel]) -> ctypes.Array[native_shm.NativeParcel]:
     array = (native_shm.NativeParcel * len(parcels))()
-    for native, parcel in zip(array, parcels, strict=True):
-        native.peer = parcel.peer
-        native.data = parcel.data.__array_interface__["data"][0]
-        native.num_bytes = parcel.data.size
+    for structure, parcel in zip(array, parcels, strict=True):
+        structure.peer = parcel.peer
+        structure.data = parcel.data.__array_interface__["data"][0]
+        structure.num_bytes = parcel.data.size
     return array
 
 

@@ -38,7 +38,8 @@ def check_plans(plans: Sequence[Plan]) -> int:
             pairs = sorted(pair for pair in sent.keys() | received.keys() if sent[pair] != received[pair])
             src, dst = pairs[0]
             raise ScheduleError(
-                f"step {index}: rank {src} sends {sent[src, dst]} bytes to rank {dst}, which expects {received[src, dst]}"
+                f"step {index}: rank {src} sends {sent[src, dst]} bytes to rank {dst}, "
+                f"which expects {received[src, dst]}"
             )
     return sum(plan.sent_bytes for plan in plans)
 

@@ -186,6 +186,26 @@ def cells(
             yield Cell(association, world_size, owner)
 
 
+def prove_cell(schedule: Schedule, collective: Collective, cell: Cell, domain: Digests, root: int = 0) -> Traffic:
+    """Prove that one cell ends with the promised tree wherever it should; return what it sends.
+
+    Raises:
+        ScheduleError: if an addition, a transfer or the traffic is not what was promised.
+    """
+    proof = simulate(schedule, collective, cell, domain, root)
+    where = f"{schedule.text}, {collective.value}, {cell.world_size} ranks, owner {cell.owner}"
+    expected = domain.leaf(cell.owner)  # what an all-gather moves
+    if collective.reduces:
+        expected = cell.association.digest(cell.world_size, cell.element_class)
+    for rank, digest in proof.results.items():
+        if digest != expected:
+            raise ScheduleError(f"{where}: rank {rank} ends with another tree than {cell.association.name}")
+    formula = schedule.traffic(collective, cell, root)
+    if proof.traffic != formula:
+        raise ScheduleError(f"{where}: sent {proof.traffic}, the formula says {formula}")
+    return proof.traffic
+
+
 def prove(
     schedule: Schedule, collective: Collective, association: Association, world_size: int, root: int = 0
 ) -> Traffic:
@@ -195,20 +215,7 @@ def prove(
         ScheduleError: if an addition, a transfer or the traffic is not what was promised.
     """
     schedule.check(collective, association, world_size)
-    domain = Digests()
-    total = Traffic()
+    domain, total = Digests(), Traffic()
     for cell in cells(schedule, collective, association, world_size, root):
-        proof = simulate(schedule, collective, cell, domain, root)
-        where = f"{schedule.text}, {collective.value}, {world_size} ranks, owner {cell.owner}"
-        if collective.reduces:
-            expected = association.digest(world_size, cell.element_class)
-        else:
-            expected = domain.leaf(cell.owner)
-        for rank, digest in proof.results.items():
-            if digest != expected:
-                raise ScheduleError(f"{where}: rank {rank} ends with another tree than {association.name}")
-        formula = schedule.traffic(collective, cell, root)
-        if proof.traffic != formula:
-            raise ScheduleError(f"{where}: sent {proof.traffic}, the formula says {formula}")
-        total = total.plus(proof.traffic)
+        total = total.plus(prove_cell(schedule, collective, cell, domain, root))
     return total

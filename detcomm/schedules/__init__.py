@@ -10,7 +10,7 @@ from detcomm.schedules.oneshot import Oneshot
 from detcomm.schedules.ring import Ring
 from detcomm.schedules.staged import Staged, direct, halving, hierarchical
 
-__all__ = ["Binomial", "NAMES", "Oneshot", "Ring", "Staged", "direct", "halving", "hierarchical", "parse"]
+__all__ = ["NAMES", "Binomial", "Oneshot", "Ring", "Staged", "direct", "halving", "hierarchical", "parse"]
 
 NAMES = ("oneshot", "direct", "halving", "hierarchical", "staged(r1,r2,...)", "binomial", "ring")
 _STAGED = re.compile(r"staged\((\d+(?:,\d+)*)\)")

@@ -197,7 +197,7 @@ def halving(world_size: int) -> Staged:
 
 
 def hierarchical(world_size: int, block_size: int) -> Staged:
-    """Inside aligned blocks of ``block_size`` ranks (a power of two), then across them; direct if one of them is moot."""
+    """Inside aligned blocks of ``block_size`` ranks, then across them; direct where that leaves one stage."""
     if block_size < 2 or block_size >= world_size:
         return direct(world_size)
     return Staged((block_size, -(-world_size // block_size)))

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: one file a command, gathered here. Commands use public functions alone."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from detcomm.commands.plan import plan
+from detcomm.errors import DetcommError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Collectives whose order of additions is specified.",
+)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keeps each command a word of its own, also while there is one."""
+
+
+_COMMANDS: dict[str, Callable[..., Any]] = {"plan": plan}
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_command)
+
+
+def main() -> None:
+    """Run the command line; errors of detcomm end with one line and status 2."""
+    try:
+        app()
+    except DetcommError as error:
+        print(f"detcomm: {error}", file=sys.stderr)
+        sys.exit(2)

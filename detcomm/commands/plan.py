@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``detcomm plan``: what would be added in which order, who would send what, and the proof that they agree."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
+from rich.table import Table
+
+from detcomm.association import DEFAULT_RING_CHUNK_ELEMS, Association
+from detcomm.call import Call, even_shards
+from detcomm.collectives import Accumulate, Collective, DType, ReduceOp, partial_dtype
+from detcomm.draw import draw
+from detcomm.errors import UsageError
+from detcomm.partition import partition
+from detcomm.planner import PlanOptions, make_plan, resolve_schedule
+from detcomm.schedule import Schedule, Traffic
+from detcomm.simulate import Digests, cells, prove_cell
+
+_TABLE_WORLD = 64
+"""Beyond this world size the table of bytes shows a few ranks, since each row lowers a plan."""
+
+
+def plan(
+    world: Annotated[int, typer.Option(min=1, help="Ranks of the group.")] = 8,
+    collective: Annotated[Collective, typer.Option(help="Which collective.")] = Collective.ALL_REDUCE,
+    count: Annotated[int, typer.Option(min=0, help="Elements of the whole message.")] = 1 << 20,
+    dtype: Annotated[DType, typer.Option(help="Element type.")] = DType.FLOAT32,
+    op: Annotated[ReduceOp, typer.Option(help="Reduction operation.")] = ReduceOp.SUM,
+    association: Annotated[str, typer.Option(help="tree, linear or ring.")] = "tree",
+    ring_chunk_elems: Annotated[int, typer.Option(help="Fixed chunk of ring.")] = DEFAULT_RING_CHUNK_ELEMS,
+    accumulate: Annotated[str, typer.Option(help="float32 or wire.")] = "float32",
+    schedule: Annotated[str, typer.Option(help="A schedule's text, or auto.")] = "auto",
+    chunk_bytes: Annotated[int | None, typer.Option(min=64, help="Bytes of one piece.")] = None,
+    node_size: Annotated[int, typer.Option(min=1, help="Ranks of one aligned block on a host.")] = 1,
+    root: Annotated[int, typer.Option(min=0, help="Receiver of a reduce.")] = 0,
+    rank: Annotated[int | None, typer.Option(min=0, help="Print the plan of this rank, step by step.")] = None,
+    verify: Annotated[bool, typer.Option(help="Prove that the schedule does these additions.")] = False,
+) -> None:
+    """Print association, schedule and plan; draw the tree; prove with --verify that they agree."""
+    console = Console()
+    if accumulate not in ("float32", "wire"):
+        raise UsageError(f"--accumulate: expected float32 or wire, got {accumulate!r}")
+    for name, value in (("--root", root), ("--rank", rank)):
+        if value is not None and value >= world:
+            raise UsageError(f"{name}: expected a rank below {world}, got {value}")
+    order = Association(association, ring_chunk_elems)
+    mode: Accumulate = "wire" if accumulate == "wire" else "float32"
+    sharded = collective in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
+    call = Call(
+        collective,
+        dtype.real,
+        count * (dtype.itemsize // dtype.real.itemsize),
+        op if collective.reduces else None,
+        even_shards(count, world) if sharded else None,
+        root,
+    )
+    options = PlanOptions(order, mode, schedule, chunk_bytes, node_size)
+    chosen = resolve_schedule(call, world, options)
+
+    console.print(f"[bold]{call.text()}[/bold] over {world} ranks")
+    console.print(f"numerics  {order.numerics_id(mode)}   schedule  {chosen.text}")
+    if collective.reduces:
+        _print_association(console, order, world)
+    console.print(_bytes_table(call, order, mode, chosen, world))
+    if world <= _TABLE_WORLD or rank is not None:
+        _print_plans(console, call, options, world, rank)
+    if verify:
+        _verify(console, chosen, call, order, world)
+
+
+def _print_association(console: Console, order: Association, world: int) -> None:
+    console.print(draw(order.tree(world)))
+    if world <= _TABLE_WORLD:
+        console.print(order.text(world), soft_wrap=True)
+    if order.name == "ring" and world > 1:
+        console.print(f"element i belongs to class (i // {order.ring_chunk_elems}) mod {world}; drawn: class 0")
+    console.print(f"digest    {order.digest(world).hex()}")
+
+
+def _bytes_table(call: Call, order: Association, mode: Accumulate, chosen: Schedule, world: int) -> Table:
+    wide = partial_dtype(call.op or ReduceOp.MAX, call.dtype, mode).itemsize
+    num_bytes, total = 0, Traffic()
+    for share in partition(call, order, chosen, world):
+        traffic = chosen.traffic(call.collective, share.cell, call.root)
+        total = total.plus(traffic)
+        num_bytes += traffic.num_bytes(share.count, call.dtype.itemsize, wide)
+    table = Table("steps", "values sent", "of them leaves", "partials", "results", "bytes sent", "bytes a rank")
+    table.add_row(
+        str(chosen.num_steps(call.collective, world)),
+        f"{sum(total):,}",
+        *(f"{number:,}" for number in total),
+        f"{num_bytes:,}",
+        f"{num_bytes / world:,.0f}",
+    )
+    return table
+
+
+def _print_plans(console: Console, call: Call, options: PlanOptions, world: int, rank: int | None) -> None:
+    if rank is not None:
+        mine = make_plan(call, rank, world, options)
+        console.print(mine.text(), markup=False, highlight=False, soft_wrap=True)
+        console.print(f"fingerprint {mine.fingerprint}")
+        return
+    table = Table("rank", "plan steps", "messages", "bytes sent", "folds", "scratch bytes", "fingerprint")
+    for each in range(world):
+        made = make_plan(call, each, world, options)
+        table.add_row(
+            str(each),
+            str(len(made.steps)),
+            f"{sum(len(step.sends) for step in made.steps):,}",
+            f"{made.sent_bytes:,}",
+            f"{sum(len(step.folds) for step in made.steps):,}",
+            f"{made.scratch_bytes:,}",
+            made.fingerprint[:16],
+        )
+    console.print(table)
+
+
+def _verify(console: Console, chosen: Schedule, call: Call, order: Association, world: int) -> None:
+    chosen.check(call.collective, order, world)
+    domain, transfers = Digests(), 0
+    todo = list(cells(chosen, call.collective, order, world, call.root))
+    columns = (*Progress.get_default_columns()[:2], SpinnerColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        for cell in progress.track(todo, description="proving"):
+            transfers += sum(prove_cell(chosen, call.collective, cell, domain, call.root))
+    console.print(
+        f"[green]proved[/green]: {len(todo):,} cells, {transfers:,} transfers; every rank ends with the promised tree"
+    )

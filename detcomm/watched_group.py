@@ -85,8 +85,10 @@ class WatchedGroup:
 
     def departure(self, rank: int, num_completed: int) -> Fault:
         """What is to be logged of a rank that left in good order."""
-        calls = f"{num_completed} collective call{'' if num_completed == 1 else 's'}"
-        text = f"group {self.name!r}: rank {rank} has left after {calls} ({self.processes[rank]})"
+        when = f"after {num_completed} collective call{'' if num_completed == 1 else 's'}"
+        if num_completed < 0:
+            when = "before the group was made"
+        text = f"group {self.name!r}: rank {rank} has left {when} ({self.processes[rank]})"
         return Fault(FaultKind.DEPARTURE, self.key, rank, self.rank, text, num_completed)
 
     def death(self, rank: int, evidence: str) -> Fault:

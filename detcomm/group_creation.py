@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watch over a group that is still being made: nobody waits long for a rank that failed or died on the way.
+
+Connecting waits in places that cannot be woken (gloo's constructor, the store), so a thread does it, which is left
+behind when a fault comes first. Knows nothing of what is connected.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch.distributed import Store
+
+from detcomm.errors import DetcommError, TransportError
+from detcomm.faults import Fault
+from detcomm.watch import Membership, Progress, Watch
+
+T = TypeVar("T")
+
+_UNMADE = Progress(0, -1)
+"""Whoever leaves before the group is made fails it, though nobody has called anything."""
+_OWN_VERDICT_S = 0.5
+"""How long a fault waits for this rank's own error: where all ranks raise alike, none should raise another's."""
+
+
+class GroupCreation:
+    """One rank's part in making a group; all ranks make one, after they have introduced themselves.
+
+    Args:
+        store: the group's own key space.
+
+    Raises:
+        PeerTimeoutError: ranks did not come; names them.
+    """
+
+    def __init__(self, name: str, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
+        self._changed = threading.Event()
+        self._handing_over = threading.Lock()
+        self._fault: Fault | None = None
+        self._on_fault: Callable[[Fault], None] | None = None
+        self._progress: Callable[[], Progress] = lambda: _UNMADE
+        self._rank = rank
+        self._membership = Watch.enrol(
+            name, store, rank, world_size, self._receive_fault, lambda: self._progress(), timeout_s
+        )
+
+    def run(self, step: Callable[[], T], close: Callable[[T], None]) -> T:
+        """Run a step that needs the other ranks.
+
+        Args:
+            step: called in a thread of its own.
+            close: releases what the step made, if it ends after all when nobody wants it any more.
+
+        Raises:
+            TransportError: another rank failed or died meanwhile; names it. All ranks of the group raise.
+            Exception: what the step raised. A ``TransportError`` is told to the other ranks and gives way to its
+                cause.
+        """
+        result: list[T] = []
+        errors: list[BaseException] = []
+        abandoning = threading.Lock()
+        is_abandoned = False
+
+        def work() -> None:
+            try:
+                made = step()
+            except BaseException as error:
+                errors.append(error)
+            else:
+                with abandoning:
+                    result.append(made)
+                    is_unwanted = is_abandoned
+                if is_unwanted:
+                    close(made)
+            self._changed.set()
+
+        threading.Thread(target=work, name="detcomm-creation", daemon=True).start()
+        while not (result or errors or self._fault):
+            self._changed.wait()
+            self._changed.clear()
+        if not (result or errors):
+            self._changed.wait(_OWN_VERDICT_S)
+        with abandoning:
+            if result:
+                return result[0]
+            is_abandoned = True
+        raise self._cause(errors[0] if errors else None)
+
+    def hand_over(self, on_fault: Callable[[Fault], None], progress: Callable[[], Progress]) -> Membership:
+        """The group is made, and answers for itself from now on."""
+        with self._handing_over:
+            self._on_fault, self._progress = on_fault, progress
+            fault = self._fault
+        if fault is not None:
+            on_fault(fault)
+        return self._membership
+
+    def fail(self, error: BaseException) -> None:
+        """Leave. The others are told, unless the error is one on which all ranks agree."""
+        if isinstance(error, TransportError) or not isinstance(error, DetcommError):
+            self._membership.report(error)
+        self._membership.leave()
+
+    def _cause(self, error: BaseException | None) -> BaseException:
+        fault = self._fault
+        if isinstance(error, TransportError):
+            fault = self._membership.report(error)
+        elif error is not None:
+            return error
+        if fault is None or (error is not None and fault.rank == self._rank):
+            return error or TransportError("the group could not be made")
+        return TransportError(str(fault))
+
+    def _receive_fault(self, fault: Fault) -> None:
+        with self._handing_over:
+            self._fault = fault
+            on_fault = self._on_fault
+        self._changed.set()
+        if on_fault is not None:
+            on_fault(fault)

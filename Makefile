@@ -47,7 +47,7 @@ $(VENV)/installed: pyproject.toml constraints-dev.txt scripts/setup
 	scripts/setup $(VENV)
 	touch $@
 
-# The native library is built on installing; Python edits need nothing.
+# Installed in place: Python edits show at once, native ones are built anew.
 $(VENV)/built: $(VENV)/installed $(NATIVE)
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps -e .
 	touch $@

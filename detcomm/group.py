@@ -16,10 +16,11 @@ from detcomm.coalescing import Block, BlockWork
 from detcomm.communicator import Communicator
 from detcomm.errors import PeerTimeoutError, TransportError, UsageError
 from detcomm.faults import Fault, FaultKind
+from detcomm.group_creation import GroupCreation
 from detcomm.movement import Movement
 from detcomm.options import Options
 from detcomm.torch_calls import Batch
-from detcomm.watch import Membership, Progress, Watch
+from detcomm.watch import Membership, Progress
 from detcomm.work import FINISHED, FinishedWork, PendingWork
 from detcomm.worker import Worker
 
@@ -33,23 +34,19 @@ class Group:
     """The parts of one group and their common fate.
 
     Args:
-        communicator: for reductions and all-gathers.
-        inner: a connected stock gloo group, for all other movement.
+        inner: a connected stock gloo group, for all movement but all-gather.
+        communicator: for reductions and all-gathers of CPU tensors; ``None`` in a group that has none of them.
     """
 
     def __init__(
-        self,
-        communicator: Communicator,
-        inner: Any,
-        options: Options,
-        timeout: timedelta,
+        self, name: str, inner: Any, communicator: Communicator | None, options: Options, timeout: timedelta
     ) -> None:
         self.options = options
-        self.name = communicator.name
-        self.rank = communicator.rank
-        self.world_size = communicator.world_size
+        self.name = name
+        self.rank: int = inner.rank()
+        self.world_size: int = inner.size()
         self.timeout_s = timeout.total_seconds()
-        self.communicator = communicator
+        self._communicator = communicator
         self.movement = Movement(inner, self.lost)
         self._worker = Worker(self.name)
         self._membership: Membership | None = None
@@ -60,19 +57,14 @@ class Group:
         self._failing = threading.Lock()
         self._closed = False
 
-    def enrol(self, store: Any) -> None:
-        """Have the process's watch tell this group of faults elsewhere, and the others of faults here.
+    def join(self, creation: GroupCreation) -> None:
+        """Have the process's watch tell this group of faults elsewhere, and the others of faults here."""
+        self._membership = creation.hand_over(self._on_fault, self._progress)
 
-        Args:
-            store: the group's own key space.
-
-        Raises:
-            PeerTimeoutError: ranks did not come; names them.
-        """
-        if self.world_size > 1:
-            self._membership = Watch.enrol(
-                self.name, store, self.rank, self.world_size, self._on_fault, self._progress, self.timeout_s
-            )
+    @property
+    def sequence(self) -> int:
+        """Agreements so far; equal on all ranks between calls."""
+        return 0 if self._communicator is None else self._communicator.sequence
 
     def check_usable(self) -> None:
         """Refuse calls to a group that has failed or is destroyed.
@@ -195,7 +187,8 @@ class Group:
             if self._failure is not None or self._closed:
                 return
             self._failure = error
-        self.communicator.abort(str(error))
+        if self._communicator is not None:
+            self._communicator.abort(str(error))
         if self.movement.inner is not None:
             self.movement.abort()
 
@@ -223,7 +216,8 @@ class Group:
             self._closed = True
         if self._membership is not None:
             self._membership.leave()
-        self.communicator.close()
+        if self._communicator is not None:
+            self._communicator.close()
         self.movement.close()
 
     def _on_fault(self, fault: Fault) -> None:
@@ -235,11 +229,13 @@ class Group:
     def _execute(self, batch: Batch, timeout_s: float) -> None:
         if self._failure is not None:
             self.check_usable()
+        if self._communicator is None:
+            raise UsageError(f"group {self.name} reduces no CPU tensors")
         self._num_started += 1
         try:
             if batch.gather is not None:
                 batch.gather()
-            self.communicator.run_many(batch.requests, timeout_s=timeout_s)
+            self._communicator.run_many(batch.requests, timeout_s=timeout_s)
             if batch.scatter is not None:
                 batch.scatter()
         except TransportError as error:

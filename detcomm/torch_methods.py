@@ -166,7 +166,7 @@ class TorchMethods:
         self._group.shutdown()
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._group.communicator.sequence
+        return self._group.sequence
 
     def _set_sequence_number_for_group(self) -> None:
         """Nothing to agree on: all ranks count from the creation of the group."""

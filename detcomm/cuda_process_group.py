@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group of ``"cpu:gloo,cuda:detcomm"``: CUDA tensors are detcomm's, CPU tensors stay with stock gloo.
+
+torch drops the gloo backend that it has made for such a group as soon as a Python process group comes back for
+another device, so the inner group takes its place: stock, with stock gloo's order of additions, as was asked for.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from detcomm.errors import UsageError
+from detcomm.process_group import ProcessGroup
+
+_STOCK_NAMES = {
+    "allreduce": "allreduce",
+    "allreduce_coalesced": "allreduce_coalesced",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "_reduce_scatter_base": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+    "allgather": "allgather",
+    "allgather_coalesced": "allgather_coalesced",
+    "all_gather_single": "_allgather_base",
+    "_allgather_base": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "allgather_into_tensor_coalesced": "allgather_into_tensor_coalesced",
+    "broadcast": "broadcast",
+    "gather": "gather",
+    "scatter": "scatter",
+}
+"""The reductions and collectives of a process group, and their names on a stock backend. The rest is gloo's anyway."""
+
+
+class CudaProcessGroup(ProcessGroup):
+    """``ProcessGroup`` for CUDA tensors beside stock gloo for CPU tensors."""
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    def _get_backend(self, device: Any) -> Any:
+        return self._backend if torch.device(device).type == "cuda" else self._stock()
+
+    def _stock(self) -> Any:
+        """The stock group for CPU tensors.
+
+        Raises:
+            UsageError: this group was not given one.
+        """
+        self._group.check_usable()
+        known = dist.distributed_c10d._world.pg_backend_config.get(self)
+        if known is not None and "cpu:gloo" not in known.split(","):
+            raise UsageError(f"group {self._name} has no backend for CPU tensors; it was made with {known!r}")
+        return self._group.movement.inner
+
+
+def _routed(name: str, stock_name: str) -> Any:
+    ours = getattr(ProcessGroup, name)
+
+    def method(self: CudaProcessGroup, *args: Any, **kwargs: Any) -> dist.Work:
+        if _first_device(args).type == "cpu":
+            work: dist.Work = getattr(self._stock(), stock_name)(*args, **kwargs)
+            return work
+        routed: dist.Work = ours(self, *args, **kwargs)
+        return routed
+
+    method.__name__ = name
+    method.__doc__ = ours.__doc__
+    return method
+
+
+for _name, _stock_name in _STOCK_NAMES.items():
+    setattr(CudaProcessGroup, _name, _routed(_name, _stock_name))
+
+
+def _first_device(args: tuple[Any, ...]) -> torch.device:
+    """The device of the first tensor among possibly nested lists; empty lists stand on non-roots."""
+    for arg in args:
+        while isinstance(arg, list | tuple) and arg:
+            arg = arg[0]
+        if isinstance(arg, torch.Tensor):
+            return arg.device
+    return torch.device("cpu")

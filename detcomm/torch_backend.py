@@ -143,6 +143,7 @@ def _device_of(store: Any) -> str:
     key = "detcomm/device"
     store.set(key, "")
     for device in DEVICES:
-        if store.underlying_store.check([f"{device}/{key}"]):
+        # torch's prefix is "cuda/", and a PrefixStore joins with another slash.
+        if store.underlying_store.check([f"{device}//{key}"]):
             return device
     return DEVICES[0]

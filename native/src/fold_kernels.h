@@ -35,67 +35,89 @@ inline Batch<V, kVectors> divide(Batch<V, kVectors> value, double divisor) {
   return value;
 }
 
+// Whole batches. One copy of this code serves a message's body and its padded rest. `divides` says whether `divisor` is
+// to be used; a flag of its own keeps the comparison of two doubles out of the loop.
+template <class Source, class Sink, class Op, dc_shape kShape, unsigned kNum>
+__attribute__((noinline)) void fold_batches(const unsigned char* const* inputs, unsigned char* output,
+                                            std::size_t num_batches, bool divides, double divisor) {
+  const unsigned char* from[kNum];  // local, so that the addresses stay in registers
+  for (unsigned k = 0; k < kNum; ++k) from[k] = inputs[k];
+  std::size_t offset = 0;
+  for (std::size_t i = 0; i < num_batches; ++i) {
+    auto value = combine<Source, Op, kShape, 0, kNum>(from, offset);
+    if constexpr (Op::kDivides) {
+      if (divides) value = divide(value, divisor);
+    }
+    Sink::store_batch(output, value);
+    offset += Source::kElems * Source::kItemBytes;
+    output += Sink::kElems * Sink::kItemBytes;
+  }
+}
+
 template <class Source, class Sink, class Op, dc_shape kShape, unsigned kNum>
 void fold_kernel(const void* const* inputs, void* output, std::size_t count, double divisor) {
   constexpr std::size_t kElems = Source::kElems;
   static_assert(kElems == Sink::kElems, "both sides of a kernel move the same batches");
+  constexpr auto kFold = fold_batches<Source, Sink, Op, kShape, kNum>;
   const unsigned char* from[kNum];
   for (unsigned k = 0; k < kNum; ++k) from[k] = static_cast<const unsigned char*>(inputs[k]);
   unsigned char* to = static_cast<unsigned char*>(output);
+  kFold(from, to, count / kElems, divisor != 0, divisor);
 
-  const auto fold_batch = [divisor](const unsigned char* const* operands, std::size_t offset, unsigned char* result) {
-    auto value = combine<Source, Op, kShape, 0, kNum>(operands, offset);
-    if constexpr (Op::kDivides) {
-      if (divisor != 0) value = divide(value, divisor);
-    }
-    Sink::store_batch(result, value);
-  };
-
-  std::size_t i = 0;
-  for (; i + kElems <= count; i += kElems) fold_batch(from, i * Source::kItemBytes, to + i * Sink::kItemBytes);
-  if (i == count) return;
-
+  const std::size_t rest = count % kElems;
+  if (rest == 0) return;
   // The rest is a padded batch that goes through the same instructions: an element's bits cannot depend on its place.
+  const std::size_t done = count - rest;
   alignas(64) unsigned char padded[kNum][kElems * Source::kItemBytes] = {};
   alignas(64) unsigned char result[kElems * Sink::kItemBytes];
-  const unsigned char* rest[kNum];
   for (unsigned k = 0; k < kNum; ++k) {
-    std::memcpy(padded[k], from[k] + i * Source::kItemBytes, (count - i) * Source::kItemBytes);
-    rest[k] = padded[k];
+    std::memcpy(padded[k], from[k] + done * Source::kItemBytes, rest * Source::kItemBytes);
+    from[k] = padded[k];
   }
-  fold_batch(rest, 0, result);
-  std::memcpy(to + i * Sink::kItemBytes, result, (count - i) * Sink::kItemBytes);
+  kFold(from, result, 1, divisor != 0, divisor);
+  std::memcpy(to + done * Sink::kItemBytes, result, rest * Sink::kItemBytes);
 }
 
-// Applies `transform` to whole batches, the rest padded as above.
+// Whole batches, one operand.
 template <class Source, class Sink, class Transform>
-inline void map_batches(const void* input, void* output, std::size_t count, const Transform& transform) {
+__attribute__((noinline)) void map_batches(const unsigned char* input, unsigned char* output, std::size_t num_batches,
+                                           Transform transform) {
+  for (std::size_t i = 0; i < num_batches; ++i) {
+    Sink::store_batch(output, transform(Source::load_batch(input)));
+    input += Source::kElems * Source::kItemBytes;
+    output += Sink::kElems * Sink::kItemBytes;
+  }
+}
+
+// Applies `transform` to each batch, the rest padded as above.
+template <class Source, class Sink, class Transform>
+void map_elements(const void* input, void* output, std::size_t count, Transform transform) {
   constexpr std::size_t kElems = Source::kElems;
   static_assert(kElems == Sink::kElems, "both sides of a kernel move the same batches");
   const unsigned char* from = static_cast<const unsigned char*>(input);
   unsigned char* to = static_cast<unsigned char*>(output);
-  std::size_t i = 0;
-  for (; i + kElems <= count; i += kElems) {
-    Sink::store_batch(to + i * Sink::kItemBytes, transform(Source::load_batch(from + i * Source::kItemBytes)));
-  }
-  if (i == count) return;
+  map_batches<Source, Sink>(from, to, count / kElems, transform);
+
+  const std::size_t rest = count % kElems;
+  if (rest == 0) return;
+  const std::size_t done = count - rest;
   alignas(64) unsigned char padded[kElems * Source::kItemBytes] = {};
   alignas(64) unsigned char result[kElems * Sink::kItemBytes];
-  std::memcpy(padded, from + i * Source::kItemBytes, (count - i) * Source::kItemBytes);
-  Sink::store_batch(result, transform(Source::load_batch(padded)));
-  std::memcpy(to + i * Sink::kItemBytes, result, (count - i) * Sink::kItemBytes);
+  std::memcpy(padded, from + done * Source::kItemBytes, rest * Source::kItemBytes);
+  map_batches<Source, Sink>(padded, result, 1, transform);
+  std::memcpy(to + done * Sink::kItemBytes, result, rest * Sink::kItemBytes);
 }
 
 // A 16-bit type as float32. The sink's canonical NaN is that of the fold which is to follow.
 template <class Source>
 inline void widen_leaves(const void* input, void* output, std::size_t count) {
-  map_batches<Source, Real<float>>(input, output, count, [](typename Source::Value value) { return value; });
+  map_elements<Source, Real<float>>(input, output, count, [](typename Source::Value value) { return value; });
 }
 
 template <class Codec, class Scalar>
 inline void premultiply_batches(double factor, const void* input, void* output, std::size_t count) {
   const Scalar rounded = static_cast<Scalar>(factor);  // bits: the factor in the accumulator's precision
-  map_batches<Codec, Codec>(input, output, count, [rounded](typename Codec::Value value) {
+  map_elements<Codec, Codec>(input, output, count, [rounded](typename Codec::Value value) {
     for (auto& part : value.part) part *= rounded;
     return value;
   });

@@ -5,17 +5,19 @@ import ctypes
 import os
 import re
 import shutil
-import subprocess
-import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from detcomm import fold as fold_module
 from detcomm import native
 from detcomm.collectives import DType, ReduceOp
 from detcomm.errors import NativeError
+from detcomm.fold import PortableFoldWarning, fold
+from detcomm.fold_spec import FoldSpec
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "native" / "include" / "detcomm.h"
@@ -100,54 +102,62 @@ def test_values() -> None:
     assert int(version) == native.ABI_VERSION
 
 
-def _why_not(**environment: str) -> str:
-    code = "from detcomm import native; print(native.available(), native.why_not())"
-    finished = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    return finished.stdout.strip()
+def _search(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
+    """Why a search with these variables finds nothing to use."""
+    for name in ("DETCOMM_NATIVE", "DETCOMM_NATIVE_LIBRARY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found, why = native._search.__wrapped__()
+    assert (found is None) == bool(why)
+    return why
 
 
-def test_disabled_or_elsewhere(tmp_path: Path) -> None:
-    assert _why_not(DETCOMM_NATIVE="0") == "False DETCOMM_NATIVE=0 is set"
-    missing = tmp_path / "nothing.so"
-    assert f"False no file at {missing}" in _why_not(DETCOMM_NATIVE_LIBRARY=str(missing))
-    missing.write_text("not a library")
-    assert f"False {missing} cannot be loaded" in _why_not(DETCOMM_NATIVE_LIBRARY=str(missing))
+def test_disabled_or_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert _search(monkeypatch, DETCOMM_NATIVE="0") == "DETCOMM_NATIVE=0 is set"
+    path = tmp_path / "nothing.so"
+    assert f"no file at {path}" in _search(monkeypatch, DETCOMM_NATIVE_LIBRARY=str(path))
+    path.write_text("not a library")
+    assert f"{path} cannot be loaded" in _search(monkeypatch, DETCOMM_NATIVE_LIBRARY=str(path))
 
 
-def test_folds_without_the_library_say_so_once() -> None:
-    code = (
-        "import warnings; import numpy as np\n"
-        "from detcomm.fold import FoldSpec, fold\n"
-        "from detcomm.collectives import DType, ReduceOp\n"
-        "spec = FoldSpec(ReduceOp.SUM, DType.INT8, 'float32', 'tree', (True, True), True)\n"
-        "one = np.ones(1, np.uint8)\n"
-        "with warnings.catch_warnings(record=True) as caught:\n"
-        "    warnings.simplefilter('always')\n"
-        "    for _ in range(3): fold(spec, [one, one], one)\n"
-        "print(one[0], [str(w.message).split(':')[0] for w in caught])\n"
-    )
-    for environment, said in (
-        ({"DETCOMM_NATIVE_LIBRARY": "/nowhere"}, ["detcomm folds in NumPy, with the same bits but slower"]),
-        ({"DETCOMM_NATIVE": "0"}, []),
-    ):
-        finished = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        )
-        assert finished.stdout.strip() == f"8 {said}"
+@needs_library
+def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = native.library()
+    assert loaded is not None
+    monkeypatch.setattr(native, "_load", lambda path: loaded)
+    monkeypatch.setattr(native.detcomm, "__path__", [str(HEADER.parent)])
+    monkeypatch.setattr(native, "FILE_NAME", HEADER.name)
+    monkeypatch.setattr(native, "source_hash", lambda: loaded.dc_source_hash().decode())
+    assert _search(monkeypatch) == ""
+    monkeypatch.setattr(native, "source_hash", lambda: None)  # no sources beside the package: nothing to compare
+    assert _search(monkeypatch) == ""
+    monkeypatch.setattr(native, "source_hash", lambda: "0" * 64)
+    assert "was built from other sources" in _search(monkeypatch)
+    monkeypatch.setattr(native, "ABI_VERSION", 0)
+    assert f"has interface version {loaded.dc_abi_version()}, expected 0" in _search(monkeypatch)
+
+
+def test_folds_without_the_library_say_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = FoldSpec(ReduceOp.SUM, DType.INT8, "float32", "tree", (True, True), True)
+    one, two = np.ones(1, np.uint8), np.zeros(1, np.uint8)
+    monkeypatch.setattr(native, "_search", lambda: (None, "it was taken away"))
+    monkeypatch.delenv("DETCOMM_NATIVE", raising=False)
+    fold_module._native.cache_clear()
+    try:
+        with pytest.warns(PortableFoldWarning, match="slower: it was taken away"):
+            fold(spec, [one, one], two)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fold(spec, [one, one], two)
+        fold_module._native.cache_clear()
+        monkeypatch.setenv("DETCOMM_NATIVE", "0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # asked for, so nothing to say
+            fold(spec, [one, one], two)
+    finally:
+        fold_module._native.cache_clear()
+    assert two[0] == 2
 
 
 def test_an_edited_source_has_another_hash(tmp_path: Path) -> None:
@@ -161,6 +171,7 @@ def test_an_edited_source_has_another_hash(tmp_path: Path) -> None:
     assert native.source_hash(tmp_path / "elsewhere") is None
 
 
+@pytest.mark.skipif("DETCOMM_NATIVE_LIBRARY" in os.environ, reason="a library was given, whatever its sources")
 @needs_library
 def test_the_library_knows_its_sources() -> None:
     loaded = native.library()

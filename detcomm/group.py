@@ -15,7 +15,7 @@ import torch.distributed as dist
 from detcomm.coalescing import Block, BlockWork
 from detcomm.communicator import Communicator
 from detcomm.errors import PeerTimeoutError, TransportError, UsageError
-from detcomm.faults import Fault, FaultKind
+from detcomm.faults import Fault
 from detcomm.group_creation import GroupCreation
 from detcomm.movement import Movement
 from detcomm.options import Options
@@ -171,9 +171,7 @@ class Group:
                 return error
         first = error
         if self._membership is not None:
-            fault = self._membership.report(error)
-            if not (fault.kind is FaultKind.ERROR and fault.rank == self.rank):
-                first = TransportError(str(fault))
+            first = self._membership.report(error).to_error()
         self.fail(first)
         return self._failure or first
 
@@ -199,8 +197,8 @@ class Group:
             self.movement.inner._set_default_timeout(timeout)
 
     def abort(self) -> None:
-        """Give up what runs; nothing can be called afterwards."""
-        self.fail(TransportError(f"group {self.name} was aborted on rank {self.rank}"))
+        """Give up what runs, on all ranks; nothing can be called afterwards."""
+        self.lost(TransportError(f"group {self.name} was aborted on rank {self.rank}"))
         self.shutdown()
 
     def shutdown(self) -> None:
@@ -221,7 +219,7 @@ class Group:
         self.movement.close()
 
     def _on_fault(self, fault: Fault) -> None:
-        self.fail(TransportError(str(fault)))
+        self.fail(fault.to_error())
 
     def _progress(self) -> Progress:
         return Progress(self._num_started, self._num_completed)

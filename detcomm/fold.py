@@ -6,7 +6,7 @@ Both give the same bits. Knows neither ranks nor plans.
 
 import warnings
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 from detcomm import native
 from detcomm.collectives import DType
@@ -98,13 +98,20 @@ def _clash(input: Bytes, input_dtype: DType, output: Bytes, output_dtype: DType)
 def _check_sizes(spec: FoldSpec, inputs: Sequence[Bytes], output: Bytes) -> int:
     if len(inputs) != len(spec.leaves):
         raise ScheduleError(f"fold: expected {len(spec.leaves)} operands, got {len(inputs)}")
-    count, rest = divmod(len(output), spec.output_dtype.itemsize)
+    input_items, output_item = _item_sizes(spec)
+    count, rest = divmod(len(output), output_item)
     if rest:
         raise ScheduleError(f"fold: output of {len(output)} bytes is no whole number of {spec.output_dtype.value}")
-    for index, (data, dtype) in enumerate(zip(inputs, spec.input_dtypes, strict=True)):
-        if len(data) != count * dtype.itemsize:
+    for index, (data, item) in enumerate(zip(inputs, input_items, strict=True)):
+        if len(data) != count * item:
             raise ScheduleError(
-                f"fold: operand {index} has {len(data)} bytes, expected {count * dtype.itemsize} "
-                f"({count} of {dtype.value})"
+                f"fold: operand {index} has {len(data)} bytes, expected {count * item} "
+                f"({count} of {spec.input_dtypes[index].value})"
             )
     return count
+
+
+@lru_cache(maxsize=1024)
+def _item_sizes(spec: FoldSpec) -> tuple[tuple[int, ...], int]:
+    """Bytes of one element of each operand, and of the output."""
+    return tuple(dtype.itemsize for dtype in spec.input_dtypes), spec.output_dtype.itemsize

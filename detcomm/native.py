@@ -174,11 +174,10 @@ def native_fold(spec: FoldSpec, inputs: Sequence[Bytes], output: Bytes) -> None:
     Raises:
         ScheduleError: ``output`` overlaps an operand without being its memory.
     """
-    structure, pointers = _c_spec(spec)
-    addresses = pointers(*[data.ctypes.data for data in inputs])
-    count = len(output) // spec.output_dtype.itemsize
+    structure, pointers, output_item = _c_spec(spec)
+    addresses = pointers(*[_address(data) for data in inputs])
     loaded = _required()
-    status = loaded.dc_fold(structure, addresses, output.ctypes.data, count)
+    status = loaded.dc_fold(structure, addresses, _address(output), len(output) // output_item)
     if status != _OK:
         raise ScheduleError(_last_error(loaded))
 
@@ -191,14 +190,21 @@ def native_premultiply(dtype: DType, factor: float, input: Bytes, output: Bytes)
     """
     count = len(output) // dtype.itemsize
     loaded = _required()
-    status = loaded.dc_premultiply(DTYPES[dtype], factor, input.ctypes.data, output.ctypes.data, count)
+    status = loaded.dc_premultiply(DTYPES[dtype], factor, _address(input), _address(output), count)
     if status != _OK:
         raise ScheduleError(_last_error(loaded))
 
 
+def _address(data: Bytes) -> int:
+    """Where the bytes begin; there is at least one."""
+    if data.flags.writeable:
+        return ctypes.addressof(ctypes.c_char.from_buffer(data))  # a third of the time of `data.ctypes.data`
+    return data.ctypes.data
+
+
 @lru_cache(maxsize=1024)
-def _c_spec(spec: FoldSpec) -> tuple[Any, type[ctypes.Array[ctypes.c_void_p]]]:
-    """The structure of a specification, ready to pass, and the type of the array of its operands' addresses."""
+def _c_spec(spec: FoldSpec) -> tuple[Any, type[ctypes.Array[ctypes.c_void_p]], int]:
+    """The structure of a specification, the type of the array of its operands' addresses, an output element's size."""
     num_inputs = len(spec.leaves)
     leaves = (ctypes.c_uint8 * num_inputs)(*spec.leaves)  # the structure keeps it alive
     structure = CFoldSpec(
@@ -211,7 +217,7 @@ def _c_spec(spec: FoldSpec) -> tuple[Any, type[ctypes.Array[ctypes.c_void_p]]]:
         spec.divisor,
         leaves,
     )
-    return ctypes.pointer(structure), ctypes.c_void_p * num_inputs
+    return ctypes.pointer(structure), ctypes.c_void_p * num_inputs, spec.output_dtype.itemsize
 
 
 def _required() -> ctypes.CDLL:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from torch.distributed import Store
 
 from detcomm import store_access
+from detcomm.errors import PeerTimeoutError, TransportError
 
 _LOG = "detcomm/faults/"
 
@@ -21,6 +22,8 @@ class FaultKind(StrEnum):
 
     ERROR = "error"
     """It saw an error itself, and told."""
+    TIMEOUT = "timeout"
+    """It lost patience with its peers, and told."""
     DEATH = "death"
     """Its process ended without a word."""
     DEPARTURE = "departure"
@@ -36,7 +39,7 @@ class Fault:
     Args:
         kind: how.
         group: the group's unique name, or a process's for ``CLOSING``.
-        rank: who failed; the reporter itself for ``ERROR``.
+        rank: who failed; the reporter itself for ``ERROR`` and ``TIMEOUT``.
         reporter: who noticed.
         text: the whole message, which names the ranks.
         num_completed: calls that a departed rank has completed; a rank in a later call waits in vain.
@@ -51,6 +54,10 @@ class Fault:
 
     def __str__(self) -> str:
         return self.text
+
+    def to_error(self) -> TransportError:
+        """What a call raises because of it, with the same text on every rank."""
+        return PeerTimeoutError(self.text) if self.kind is FaultKind.TIMEOUT else TransportError(self.text)
 
 
 class FaultLog:

@@ -39,7 +39,6 @@ class GroupCreation:
         self._fault: Fault | None = None
         self._on_fault: Callable[[Fault], None] | None = None
         self._progress: Callable[[], Progress] = lambda: _UNMADE
-        self._rank = rank
         self._membership = Watch.enrol(
             name, store, rank, world_size, self._receive_fault, lambda: self._progress(), timeout_s
         )
@@ -102,14 +101,13 @@ class GroupCreation:
         self._membership.leave()
 
     def _cause(self, error: BaseException | None) -> BaseException:
-        fault = self._fault
-        if isinstance(error, TransportError):
-            fault = self._membership.report(error)
-        elif error is not None:
+        """What to raise: this rank's own error, unless it follows from a fault that came first."""
+        if error is not None and not isinstance(error, TransportError):
             return error
-        if fault is None or (error is not None and fault.rank == self._rank):
-            return error or TransportError("the group could not be made")
-        return TransportError(str(fault))
+        fault = self._fault if error is None else self._membership.report(error)
+        assert fault is not None, "a step ends with a result, an error or a fault"
+        # Where all ranks come to one verdict, the first report of it is no other cause.
+        return error if error is not None and str(error) in fault.text else fault.to_error()
 
     def _receive_fault(self, fault: Fault) -> None:
         with self._handing_over:

@@ -55,11 +55,11 @@ class Membership:
             The group's first fault, which may be the cause of this error.
         """
         if self._group.fault is None and not self._has_left:
-            report = Report(self._group, str(error))
+            report = Report(self._group, error)
             self._thread.ask(lambda: self._thread.report(report))
             if not self._thread.is_current:
                 report.done.wait(_ANSWER_S)
-        return self._group.fault or self._group.error(str(error))
+        return self._group.fault or self._group.report(error)
 
     def leave(self) -> None:
         """Leave in good order. Idempotent; ends within a few seconds whatever the others do."""

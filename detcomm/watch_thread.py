@@ -40,7 +40,7 @@ class Report:
     """An error that this rank saw, on its way into the log."""
 
     group: WatchedGroup
-    text: str
+    error: BaseException
     deadline: float = field(default_factory=lambda: time.monotonic() + _EVIDENCE_S)
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -304,7 +304,7 @@ class WatchThread:
             if store is not None and report.group.fault is None:
                 if now < report.deadline:
                     continue
-                self._publish(report.group.error(report.text), report.group, store)
+                self._publish(report.group.report(report.error), report.group, store)
             self._reports.remove(report)
             report.done.set()
 

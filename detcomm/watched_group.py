@@ -96,11 +96,12 @@ class WatchedGroup:
         text = f"group {self.name!r}: rank {rank} died: {self.processes[rank]} {evidence}"
         return Fault(FaultKind.DEATH, self.key, rank, self.rank, text)
 
-    def error(self, text: str) -> Fault:
+    def report(self, error: BaseException) -> Fault:
         """What is to be logged of an error that this rank saw."""
         stopped = [rank for rank, p in enumerate(self.processes) if p.place == self.own_process.place and p.is_stopped]
         note = f" ({ranks_text(stopped)}: stopped by a signal)" if stopped else ""
-        return Fault(FaultKind.ERROR, self.key, self.rank, self.rank, f"rank {self.rank} reports: {text}{note}")
+        kind = FaultKind.TIMEOUT if isinstance(error, PeerTimeoutError) else FaultKind.ERROR
+        return Fault(kind, self.key, self.rank, self.rank, f"rank {self.rank} reports: {error}{note}")
 
     def take(self, fault: Fault) -> None:
         """Learn an entry of the log. The first death or error counts, and a departure once it is a fault."""

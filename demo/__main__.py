@@ -111,7 +111,7 @@ def _table(outcomes: list[Outcome]) -> Table:
             f"{outcome.trained.losses[-1]:.4f}",
             outcome.trained.weights[:16],
             f"[{'red' if differing else 'green'}]{differing:,} of {total:,}",
-            end_section=outcome.setting.name == SETTINGS[1].name,
+            end_section=outcome is outcomes[1],
         )
     return table
 

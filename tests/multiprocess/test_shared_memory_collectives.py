@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives over shared memory against the oracle: every association, operation and type, around chunk borders."""
+
+from itertools import count, product
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from detcomm.association import NAMES
+from detcomm.transports.shared_memory import ONESHOT_BYTES
+from tests import inputs, launch
+from tests.multiprocess.shared_memory_ranks import Case, connected, expected, run_cases, wrong_cases
+
+WORLD_SIZES = (2, 3, 4, 5, 7, 8)
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "reduce")
+CHUNK_BYTES = 4096
+
+
+def _check(world_size: int, cases: list[Case], chunk_bytes: int | None = CHUNK_BYTES) -> None:
+    received = launch.run(world_size, run_cases, cases, chunk_bytes)
+    assert wrong_cases(world_size, cases, received) == []
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_every_association_at_every_kind_of_size(world_size: int) -> None:
+    chunk = CHUNK_BYTES // 4
+    oneshot = ONESHOT_BYTES // 4
+    sizes = [
+        0,
+        1,
+        world_size - 1,
+        world_size + 1,
+        chunk - 1,
+        chunk,
+        chunk + 1,
+        oneshot,
+        oneshot + 1,
+        oneshot + 2 * chunk,
+    ]
+    seeds = count()
+    cases = [
+        Case(collective, size, association=association, in_place=(seed := next(seeds)) % 3 == 0, seed=seed)
+        for collective, association, size in product(COLLECTIVES, NAMES, sizes)
+        if collective != "all_gather" or association == "tree"
+    ]
+    _check(world_size, cases)
+
+
+@pytest.mark.parametrize("world_size", [3])
+def test_every_operation_on_every_type(world_size: int) -> None:
+    dtypes = [dtype for dtype in inputs.DTYPES if dtype not in inputs.COMPLEX]  # complex arrives as its reals
+    seeds = count()
+    cases = [
+        Case(collective, size, dtype, op, association, accumulate=accumulate, in_place=size == 203, seed=next(seeds))
+        for dtype in dtypes
+        for op in inputs.legal_ops(dtype)
+        for collective, size in (("all_reduce", 203), ("all_reduce", 9001), ("reduce_scatter", 2003))
+        for association in ("tree", "ring")
+        for accumulate in (("float32", "wire") if dtype in ("bfloat16", "float16") else ("float32",))
+    ]
+    _check(world_size, cases)
+
+
+def test_chunks_of_the_default_size() -> None:
+    sizes = (131072, 131073, 1000003)
+    cases = [
+        Case(collective, size, dtype, in_place=collective != "reduce_scatter", seed=size)
+        for collective in COLLECTIVES
+        for size in sizes
+        for dtype in ("float32", "bfloat16")
+    ]
+    _check(3, cases, chunk_bytes=None)
+
+
+def test_messages_beyond_the_caches() -> None:
+    _check(2, [Case(collective, 4 << 20, alignment=4) for collective in COLLECTIVES], chunk_bytes=None)
+
+
+def test_the_inputs_tell_the_associations_apart() -> None:
+    """The negative control: what the oracle expects differs, so running the wrong association would be seen."""
+    for world_size in WORLD_SIZES[1:]:
+        bits = {
+            inputs.bits(expected(Case("all_reduce", 1000, association=name, seed=3), 0, world_size)).tobytes()
+            for name in NAMES
+        }
+        assert len(bits) == (2 if world_size == 3 else 3)  # three leaves have one tree and one chain, the same
+
+
+_case = st.builds(
+    Case,
+    collective=st.sampled_from(COLLECTIVES),
+    count=st.one_of(st.integers(0, 300), st.integers(0, 30000)),
+    dtype=st.sampled_from(("float32", "bfloat16", "float64", "int8")),
+    association=st.sampled_from(NAMES),
+    ring_chunk_elems=st.integers(1, 500),
+    accumulate=st.sampled_from(("float32", "wire")),
+    in_place=st.booleans(),
+    alignment=st.integers(0, 63),
+    seed=st.integers(0, 1000),
+)
+
+
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_random_sizes_alignments_and_orders(world_size: int) -> None:
+    with launch.Ranks(world_size) as ranks:
+
+        @settings(
+            max_examples=25,
+            deadline=None,
+            phases=(Phase.explicit, Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(st.lists(_case, min_size=1, max_size=12))
+        def check(cases: list[Case]) -> None:
+            received = ranks.run(run_cases, cases, CHUNK_BYTES)
+            assert wrong_cases(world_size, cases, received) == []
+
+        check()
+
+
+def _overlapping(rank: int, world_size: int) -> bool:
+    """Input and output that share memory in a way that the loops do not expect."""
+    from detcomm.association import TREE
+    from detcomm.call import Call
+    from detcomm.collectives import Collective, DType, ReduceOp
+
+    count = 5000
+    with connected(rank, world_size, chunk_bytes=CHUNK_BYTES) as transport:
+        memory = np.zeros(count + 3, np.float32)
+        memory[:count] = inputs.rank_input("float32", count, rank, world_size, 1)
+        call = Call(Collective.ALL_REDUCE, DType.FLOAT32, count, ReduceOp.SUM)
+        data = memory.view(np.uint8)
+        collectives = transport.native_collectives
+        assert collectives is not None
+        collectives.run(call, TREE, "float32", data[: 4 * count], data[12:], timeout_s=60.0)
+    want = expected(Case("all_reduce", count, seed=1), rank, world_size)
+    return np.array_equal(inputs.bits(memory[3:]), inputs.bits(want))
+
+
+def test_input_and_output_may_overlap_in_any_way() -> None:
+    assert launch.run(3, _overlapping) == [True] * 3

@@ -14,7 +14,7 @@ import pytest
 from tests.conformance import run
 from tests.conformance.cases import WORLD_SIZES, Way, counts, kinds, product, rotated, ways
 
-CHUNK_BYTES = 512
+CHUNK_BYTES = 1024
 """Messages of 1000 elements are cut into pieces of this size, on some ways."""
 
 

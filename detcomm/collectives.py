@@ -16,6 +16,8 @@ Accumulate = Literal["float32", "wire"]
 class Collective(enum.Enum):
     """The collectives whose schedules detcomm plans."""
 
+    __hash__ = object.__hash__  # members are unique; Enum's own is Python, and every cached plan is found by it
+
     ALL_REDUCE = "all_reduce"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_GATHER = "all_gather"
@@ -29,6 +31,8 @@ class Collective(enum.Enum):
 
 class ReduceOp(enum.Enum):
     """Reduction operations, named as torch names them."""
+
+    __hash__ = object.__hash__  # members are unique; Enum's own is Python, and every cached plan is found by it
 
     SUM = "sum"
     AVG = "avg"
@@ -52,6 +56,8 @@ class _Layout:
 
 class DType(enum.Enum):
     """Element types on which arithmetic is specified. The value is torch's name of the type."""
+
+    __hash__ = object.__hash__  # members are unique; Enum's own is Python, and every cached plan is found by it
 
     FLOAT32 = "float32"
     FLOAT64 = "float64"

@@ -45,6 +45,8 @@ class Group:
         self.name = name
         self.rank: int = inner.rank()
         self.world_size: int = inner.size()
+        self.alone = self.world_size == 1
+        """Whether reductions leave every bit as it is; not once the group has failed or is destroyed."""
         self.timeout_s = timeout.total_seconds()
         self._communicator = communicator
         self.movement = Movement(inner, self.lost)
@@ -185,6 +187,7 @@ class Group:
             if self._failure is not None or self._closed:
                 return
             self._failure = error
+            self.alone = False
         if self._communicator is not None:
             self._communicator.abort(str(error))
         if self.movement.inner is not None:
@@ -212,6 +215,7 @@ class Group:
             self._worker.stop(_JOIN_S)
         with self._failing:
             self._closed = True
+            self.alone = False
         if self._membership is not None:
             self._membership.leave()
         if self._communicator is not None:

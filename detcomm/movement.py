@@ -119,9 +119,7 @@ class Movement:
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> dist.Work:
         return self._post("broadcast", "broadcast", [_bytes_of("broadcast", tensors)], tensors, opts)
 
-    def gather(
-        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any
-    ) -> dist.Work:
+    def gather(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any) -> dist.Work:
         args = [[_bytes_of("gather", parts) for parts in outputs], _bytes_of("gather", inputs)]
         return self._post("gather", "gather", args, [part for parts in outputs for part in parts], opts)
 
@@ -150,9 +148,7 @@ class Movement:
         ]
         return self._post(name, "alltoall_base", args, [output], opts)
 
-    def all_to_all(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
-    ) -> dist.Work:
+    def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any) -> dist.Work:
         """One tensor to and from each rank, of any sizes; through one message buffer each way."""
         name = "all_to_all"
         world_size = self.inner.size()
@@ -164,8 +160,10 @@ class Movement:
         received = torch.empty(sum(output_sizes), dtype=torch.uint8)
 
         def finish() -> None:
-            for part, view in zip(received_parts, received.split(output_sizes), strict=True):
-                part.copy_(view)
+            start = 0
+            for part in received_parts:
+                part.copy_(received[start : start + part.numel()])
+                start += part.numel()
 
         args = [received, sent, output_sizes, [part.numel() for part in sent_parts]]
         return self._post(name, "alltoall_base", args, outputs, opts, finish)

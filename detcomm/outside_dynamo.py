@@ -27,7 +27,8 @@ def _marked(function: Any) -> Any:
         # This frame and the frames called from it.
         eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
     except (AttributeError, TypeError):
-        return torch.compiler.disable(function, reason=_REASON)
+        disable: Any = torch.compiler.disable
+        return disable(function, reason=_REASON)
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = _REASON
     function._torchdynamo_disable_recursive = True

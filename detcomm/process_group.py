@@ -72,7 +72,8 @@ class ProcessGroup(TorchMethods, dist.ProcessGroup):  # type: ignore[misc]
     def __init__(
         self, store: Any, group: Group, make_subgroup: Callable[[str, int, int, timedelta, Any], "ProcessGroup"]
     ) -> None:
-        dist.ProcessGroup.__init__(self, group.rank, group.world_size)
+        # The constructor for Python subclasses; the one with a store makes none, and the stubs do not tell.
+        dist.ProcessGroup.__init__(self, group.rank, group.world_size)  # type: ignore[call-arg]
         self._group = group
         self._store = store
         self._name = group.name
@@ -85,19 +86,19 @@ class ProcessGroup(TorchMethods, dist.ProcessGroup):  # type: ignore[misc]
         """The options that the ranks have agreed on."""
         return self._group.options
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         return BACKEND_NAME
 
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:
         return self._name
 
-    def setGroupName(self, name: str) -> None:  # noqa: N802
+    def setGroupName(self, name: str) -> None:
         self._name = name
 
-    def getGroupDesc(self) -> str:  # noqa: N802
+    def getGroupDesc(self) -> str:
         return self._desc
 
-    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+    def setGroupDesc(self, desc: str) -> None:
         self._desc = desc
 
     def name(self) -> str:

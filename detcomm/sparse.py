@@ -20,9 +20,7 @@ from detcomm.work import FinishedWork
 _NAME = "sparse all_reduce"
 
 
-def all_reduce_sparse(
-    group: Group, tensors: Sequence[torch.Tensor], op: Any, timeout: timedelta | None
-) -> dist.Work:
+def all_reduce_sparse(group: Group, tensors: Sequence[torch.Tensor], op: Any, timeout: timedelta | None) -> dist.Work:
     """Reduce one sparse tensor in place; done when it returns.
 
     Raises:
@@ -66,10 +64,12 @@ def _gather_indices(group: Group, indices: torch.Tensor, timeout: timedelta | No
 
 def _union(gathered: Sequence[torch.Tensor]) -> torch.Tensor:
     """All indices once, in lexicographic order."""
-    return torch.unique(torch.cat(list(gathered), dim=1), sorted=True, dim=1)
+    union: torch.Tensor = torch.unique(torch.cat(list(gathered), dim=1), sorted=True, dim=1)
+    return union
 
 
 def _positions(union: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Where each of ``indices`` stands in ``union``, which holds it."""
+    inverse: torch.Tensor
     _, inverse = torch.unique(torch.cat([union, indices], dim=1), sorted=True, return_inverse=True, dim=1)
     return inverse[union.size(1) :]

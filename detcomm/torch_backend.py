@@ -19,7 +19,6 @@ from detcomm.cuda_process_group import CudaProcessGroup
 from detcomm.errors import UsageError
 from detcomm.group import Group
 from detcomm.group_creation import GroupCreation
-from detcomm.group_creation import GroupCreation
 from detcomm.options import Options
 from detcomm.process_group import BACKEND_NAME, ProcessGroup
 
@@ -85,10 +84,7 @@ def make_group(
     hosts_by_rank = tuple(introduction.host for introduction in introductions)
     site = Site(space, name, rank, hosts_by_rank, tuple(network), options.chunk_bytes, limit)
     assemble = partial(_assemble, site, options, device)
-    if world_size == 1:
-        group = assemble()
-    else:
-        group = _assemble_watched(site, assemble)
+    group = assemble() if world_size == 1 else _assemble_watched(site, assemble)
     form = ProcessGroup if device == "cpu" else CudaProcessGroup
     return form(store, group, partial(_subgroup, store, device))
 
@@ -107,9 +103,7 @@ def _assemble_watched(site: Site, assemble: Callable[[], Group]) -> Group:
 
 def _assemble(site: Site, options: Options, device: str) -> Group:
     """Connect everything that a group needs."""
-    inner = stock_gloo.connect_mesh(
-        site.devices, site.store, "movement", site.rank, site.world_size, site.timeout
-    )
+    inner = stock_gloo.connect_mesh(site.devices, site.store, "movement", site.rank, site.world_size, site.timeout)
     communicator = None
     if device == "cpu":
         block_size = hosts.block_size(site.hosts, options.node_size)

@@ -8,6 +8,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,13 @@ def tensor_bytes(tensor: torch.Tensor) -> Bytes:
     num_bytes = tensor.numel() * tensor.element_size()
     if not num_bytes:
         return _NO_BYTES
+    return _memory(tensor.data_ptr(), num_bytes)
+
+
+def _memory(address: int, num_bytes: int) -> Bytes:
     # Not Tensor.numpy(): it knows no bfloat16, float8 or complex conjugates, and refuses what requires a gradient.
-    return np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(tensor.data_ptr()), dtype=np.uint8)
+    memory: Any = (ctypes.c_uint8 * num_bytes).from_address(address)
+    return np.frombuffer(memory, dtype=np.uint8)
 
 
 def operation(op: Any) -> tuple[ReduceOp, float | None]:
@@ -129,6 +135,20 @@ def all_reduce(name: str, tensors: Sequence[torch.Tensor], op: Any) -> Batch:
     return Batch(requests, list(tensors), tensors)
 
 
+def all_reduce_alone(name: str, tensors: Sequence[torch.Tensor], op: Any) -> bool:
+    """Whether there is nothing to do in a world of one rank: every bit stays, unless the sender multiplies.
+
+    Checks as much as ``all_reduce`` does, and builds nothing; groups of one rank are called often.
+    """
+    known = _OPERATIONS.get(getattr(op, "op", op))
+    if known is None or known is ReduceOp.PREMUL_SUM:
+        return False
+    for tensor in tensors:
+        check_dense(name, tensor)
+        _call(Collective.ALL_REDUCE, tensor.dtype, tensor.numel(), known)
+    return True
+
+
 def reduce(tensor: torch.Tensor, op: Any, root: int, rank: int) -> Batch:
     """In place on the root; the other ranks' tensors keep their bits."""
     reduce_op, factor = operation(op)
@@ -169,9 +189,7 @@ def reduce_scatter_list(output: torch.Tensor, inputs: Sequence[torch.Tensor], op
     return batch
 
 
-def all_gather(
-    name: str, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], world_size: int
-) -> Batch:
+def all_gather(name: str, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], world_size: int) -> Batch:
     """Each output holds the inputs of all ranks, one after the other."""
     requests = []
     for output, input in _pairs(name, outputs, inputs):
@@ -181,9 +199,7 @@ def all_gather(
     return Batch(requests, list(outputs), [*outputs, *inputs])
 
 
-def all_gather_lists(
-    outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], rank: int
-) -> Batch:
+def all_gather_lists(outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], rank: int) -> Batch:
     """``outputs[i][r]`` receives rank r's ``inputs[i]``; the sizes of one list may differ."""
     name = "all_gather"
     requests = []
@@ -243,20 +259,30 @@ def _as_one(parts: Sequence[torch.Tensor]) -> tuple[Bytes, torch.Tensor | None]:
     if not total:
         return _NO_BYTES, None
     occupied = [(part.data_ptr(), size) for part, size in zip(parts, sizes, strict=True) if size]
-    if all(left[0] + left[1] == right[0] for left, right in zip(occupied, occupied[1:], strict=False)):
-        return np.frombuffer((ctypes.c_uint8 * total).from_address(occupied[0][0]), dtype=np.uint8), None
+    if all(left[0] + left[1] == right[0] for left, right in pairwise(occupied)):
+        return _memory(occupied[0][0], total), None
     staging = torch.empty(sum(part.numel() for part in parts), dtype=parts[0].dtype)
     return tensor_bytes(staging), staging
 
 
 def _copy_in(staging: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     with torch.no_grad():
-        for view, part in zip(staging.split([part.numel() for part in parts]), parts, strict=True):
-            view.view(part.shape).copy_(part)
+        for view, part in zip(_views(staging, parts), parts, strict=True):
+            view.copy_(part)
 
 
 def _copy_out(staged: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor]]]) -> None:
     with torch.no_grad():
         for staging, parts in staged:
-            for view, part in zip(staging.split([part.numel() for part in parts]), parts, strict=True):
-                part.detach().copy_(view.view(part.shape))
+            for view, part in zip(_views(staging, parts), parts, strict=True):
+                part.detach().copy_(view)
+
+
+def _views(staging: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The pieces of staging memory, shaped as the parts that they stand for."""
+    views = []
+    start = 0
+    for part in parts:
+        views.append(staging[start : start + part.numel()].view(part.shape))
+        start += part.numel()
+    return views

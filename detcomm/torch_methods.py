@@ -16,6 +16,7 @@ from detcomm.errors import UsageError
 from detcomm.group import Group
 from detcomm.outside_dynamo import outside_dynamo
 from detcomm.sparse import all_reduce_sparse
+from detcomm.work import FINISHED, FinishedWork
 
 Tensors = Sequence[torch.Tensor]
 _SUM = dist.ReduceOp.SUM
@@ -34,6 +35,8 @@ class TorchMethods:
         reduce_op, asynchronous, timeout = _reduce_settings(opts, op, timeout)
         if tensors[0].layout is not torch.strided:
             return all_reduce_sparse(self._group, tensors, reduce_op, timeout)
+        if self._group.alone and torch_calls.all_reduce_alone("all_reduce", tensors, reduce_op):
+            return FinishedWork(list(tensors)) if asynchronous else FINISHED
         batch = torch_calls.all_reduce("all_reduce", tensors, reduce_op)
         return self._group.reduce("all_reduce", batch, asynchronous, timeout)
 
@@ -66,10 +69,15 @@ class TorchMethods:
         return self._reduce_scatter("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
 
     def reduce_scatter(
-        self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, timeout: timedelta | None = None
+        self,
+        outputs: Tensors | torch.Tensor,
+        inputs: Sequence[Any],
+        opts: Any = None,
+        timeout: timedelta | None = None,
     ) -> dist.Work:
+        """One list of inputs and one output; or, in torch's short form, the list's tensors and the output."""
         if isinstance(outputs, torch.Tensor):
-            outputs, inputs = [outputs], [inputs]  # type: ignore[list-item]
+            outputs, inputs = [outputs], [inputs]
         name = "reduce_scatter"
         parts = _only(name, inputs)
         reduce_op, asynchronous, timeout = _reduce_settings(opts, None, timeout)
@@ -84,10 +92,15 @@ class TorchMethods:
         return self._all_gather("all_gather_into_tensor_coalesced", outputs, inputs, opts)
 
     def allgather(
-        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, timeout: timedelta | None = None
+        self,
+        outputs: Sequence[Any],
+        inputs: Tensors | torch.Tensor,
+        opts: Any = None,
+        timeout: timedelta | None = None,
     ) -> dist.Work:
+        """A list of outputs for each input; or, in torch's short form, the outputs and the input."""
         if isinstance(inputs, torch.Tensor):
-            outputs, inputs = [outputs], [inputs]  # type: ignore[list-item]
+            outputs, inputs = [outputs], [inputs]
         return self._all_gather_lists("all_gather", outputs, inputs, opts, timeout)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
@@ -209,9 +222,7 @@ def _settings(opts: Any, timeout: timedelta | None) -> tuple[bool, timedelta | N
     return getattr(opts, "asyncOp", True), opts.timeout
 
 
-def _reduce_settings(
-    opts: Any, op: Any = None, timeout: timedelta | None = None
-) -> tuple[Any, bool, timedelta | None]:
+def _reduce_settings(opts: Any, op: Any = None, timeout: timedelta | None = None) -> tuple[Any, bool, timedelta | None]:
     """The same and the operation. In torch's short forms ``opts`` is the bare operation."""
     if opts is None:
         return _SUM if op is None else op, True, timeout

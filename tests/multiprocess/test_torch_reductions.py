@@ -52,7 +52,9 @@ def _wrong(name: str, dtype: str, op: str, got: torch.Tensor, expected: oracle.A
     return [] if bits(got) == inputs.bits(expected).tobytes() else [f"{name} {op} {dtype}"]
 
 
-def _reference(contributions: list[oracle.Array], dtype: str, op: str, options: detcomm.Options, **more: object) -> oracle.Array:
+def _reference(
+    contributions: list[oracle.Array], dtype: str, op: str, options: detcomm.Options, **more: object
+) -> oracle.Array:
     return oracle.reduce(
         contributions,
         dtype,

@@ -291,5 +291,3 @@ def test_the_digest_sees_one_bit() -> None:
     with torch.no_grad():
         model.head.bias[0] = torch.nextafter(model.head.bias[0], torch.tensor(9.0))
     assert _digest(model) != before
-
-

@@ -25,11 +25,15 @@ PATIENCE_S = 120.0
 _MEETINGS = count()
 
 
+def connect_store() -> TCPStore:
+    """A client of the run's store."""
+    port = int(os.environ["MASTER_PORT"])
+    return TCPStore("127.0.0.1", port, None, False, timedelta(seconds=PATIENCE_S), wait_for_workers=False)
+
+
 def connect(rank: int, world_size: int, *, chunk_bytes: int | None = None) -> SharedMemoryTransport:
     """This rank's transport, through the run's store."""
-    port = int(os.environ["MASTER_PORT"])
-    store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=PATIENCE_S), wait_for_workers=False)
-    space = PrefixStore(f"meeting {next(_MEETINGS)}", store)
+    space = PrefixStore(f"meeting {next(_MEETINGS)}", connect_store())
     return meet(space, rank, world_size, chunk_bytes=chunk_bytes, timeout_s=PATIENCE_S)
 
 

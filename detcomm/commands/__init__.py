@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from detcomm.commands.plan import plan
+from detcomm.commands.probe import probe_command
 from detcomm.errors import DetcommError
 
 app = typer.Typer(
@@ -23,13 +24,13 @@ def _commands() -> None:
     """Keeps each command a word of its own, also while there is one."""
 
 
-_COMMANDS: dict[str, Callable[..., Any]] = {"plan": plan}
+_COMMANDS: dict[str, Callable[..., Any]] = {"plan": plan, "probe": probe_command}
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
 
 
 def main() -> None:
-    """Run the command line; errors of detcomm end with one line and status 2."""
+    """Run the command line. Status 1 is a claim that does not hold; an error of detcomm is one line and status 2."""
     try:
         app()
     except DetcommError as error:

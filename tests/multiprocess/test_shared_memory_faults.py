@@ -7,6 +7,8 @@ import signal
 import threading
 import time
 from datetime import timedelta
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -61,7 +63,7 @@ def _disagree(rank: int, world_size: int, odd: int) -> list[str]:
     scatter = Call(Collective.REDUCE_SCATTER, DType.FLOAT32, 10 * world_size, ReduceOp.SUM, _shards(world_size, 10))
     other_shards = Call(Collective.REDUCE_SCATTER, DType.FLOAT32, 10 * world_size, ReduceOp.SUM, _shards(world_size, 9))
     reduce = Call(Collective.REDUCE, DType.FLOAT32, COUNT, ReduceOp.SUM, root=0)
-    pairs = [
+    pairs: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = [
         ((GOOD,), (Call(Collective.ALL_REDUCE, DType.FLOAT32, COUNT + 1, ReduceOp.SUM),)),
         ((GOOD,), (Call(Collective.ALL_REDUCE, DType.FLOAT32, 1 << 20, ReduceOp.SUM),)),
         ((GOOD,), (Call(Collective.ALL_REDUCE, DType.FLOAT32, 0, ReduceOp.SUM),)),
@@ -220,8 +222,8 @@ def test_if_one_rank_cannot_all_say_so_alike() -> None:
 
 
 def _too_little_memory(rank: int, world_size: int) -> str:
-    shared_memory_rendezvous.available_bytes = lambda: 1 << 20
-    with pytest.raises(TransportError) as raised:
+    little = mock.patch.object(shared_memory_rendezvous, "available_bytes", return_value=1 << 20)
+    with little, pytest.raises(TransportError) as raised:
         connect(rank, world_size)
     return str(raised.value)
 

@@ -10,14 +10,33 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("schedule", ("schedule", "schedules")),
     ("plan", ("simulate", "partition", "plan", "lower", "tuning", "planner", "lockstep")),
     ("memory", ("float_environment", "fold_spec", "portable_fold", "native", "native_shm", "fold", "transports.base")),
-    ("machine", ("header", "hosts", "launcher", "process_identity", "lifeline", "stock_gloo", "store_access")),
-    ("transports", ("transports", "shared_memory_rendezvous")),
+    (
+        "machine",
+        (
+            "header",
+            "hosts",
+            "launcher",
+            "process_identity",
+            "process_ends",
+            "request_queue",
+            "lifeline",
+            "stock_gloo",
+            "store_access",
+        ),
+    ),
+    ("transports", ("transports", "shared_memory_rendezvous", "connect")),
     ("execution", ("agreement", "executor", "communicator")),
     ("checks", ("golden_vectors", "testing")),
-    ("watch", ("group_agreement", "faults", "line_ring", "watch", "watch_thread", "watched_group", "watched_store")),
+    (
+        "watch",
+        (
+            *("group_agreement", "group_creation", "faults", "line_ring"),
+            *("watch", "watch_thread", "watched_group", "watched_store"),
+        ),
+    ),
     ("group", ("torch_calls", "work", "worker", "coalescing", "movement", "group")),
-    ("torch", ("outside_dynamo", "sparse", "torch_methods", "process_group", "torch_backend")),
-    ("tools", ("bench", "commands")),
+    ("torch", ("outside_dynamo", "sparse", "torch_methods", "process_group", "cuda_process_group", "torch_backend")),
+    ("tools", ("draw", "contributions", "reducers", "probing", "commands")),
     ("doors", ("__init__", "__main__")),
 )
 

@@ -8,6 +8,7 @@ Knows how to enumerate and nothing of running.
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from detcomm.association import Association
 from detcomm.call import Call
@@ -95,6 +96,7 @@ def ways(world_size: int, *, chunks: Sequence[int | None]) -> Iterator[Way]:
                         yield Way(association, accumulate, schedule, block_size, chunk)
 
 
+@cache
 def is_legal(association: str, schedule: str, world_size: int, block_size: int = 1) -> bool:
     """Whether this schedule implements the association."""
     if schedule == "auto":

@@ -2,61 +2,27 @@
 """Long messages, by pairwise covering: any two of size, way, type, operation, collective and world size meet."""
 
 import itertools
-from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
 from detcomm.collectives import Collective
-from tests import inputs
 from tests.conformance import run
-from tests.conformance.cases import ASSOCIATIONS, REDUCTIONS, SCHEDULES, Case, Way, is_legal
-from tests.conformance.covering import covering
+from tests.conformance.cases import Case, Way
+from tests.conformance.sample import Sample
 
-COUNTS = (65537, 1000003)
-WORLD_SIZES = (3, 5, 8, 2, 4, 7)
-OPS = ("sum", "avg", "premul_sum", "product", "min", "max", "band", "bor", "bxor")
-CHUNK_BYTES = (None, 1 << 14, 1 << 20)
-ACCUMULATE = ("float32", "wire")
-ROUTES = [
-    (association, schedule)
-    for association, schedule in itertools.product(ASSOCIATIONS, ("auto", *SCHEDULES))
-    if any(is_legal(association, schedule, world_size, 2) for world_size in (5, 8))
-]
-
-# Factors in this order; what costs more comes later within each.
-_COUNT, _ROUTE, _DTYPE, _OP, _WORLD = range(5)
-_SIZES = (len(COUNTS), len(ROUTES), len(inputs.DTYPES), len(OPS), len(WORLD_SIZES), len(REDUCTIONS), 2, 3, 2)
+SAMPLE = Sample(counts=(65537, 1000003), world_sizes=(3, 5, 8, 2, 4, 7), chunk_bytes=(None, 1 << 14, 1 << 20))
+NUM_GROUPS = 24
 
 
-def _legal(factor: int, value: int, other: int, other_value: int) -> bool:
-    if (factor, other) == (_DTYPE, _OP):
-        return OPS[other_value] in inputs.legal_ops(inputs.DTYPES[value])
-    if (factor, other) == (_ROUTE, _WORLD):
-        return is_legal(*ROUTES[value], WORLD_SIZES[other_value], 2)
-    return True
+@cache
+def _calls() -> list[tuple[int, Way, Case]]:
+    return SAMPLE.calls()
 
 
-def rows() -> Iterator[tuple[int, Way, Case]]:
-    """(world size, way, case) of the covering."""
-    for count, route, dtype, op, world, collective, accumulate, chunk, place in covering(_SIZES, _legal):
-        name = inputs.DTYPES[dtype]
-        elements = COUNTS[count] // 2 if name in inputs.COMPLEX else COUNTS[count]
-        way = Way(*_route(route, ACCUMULATE[accumulate]), 2, CHUNK_BYTES[chunk])
-        yield WORLD_SIZES[world], way, Case(REDUCTIONS[collective], name, OPS[op], elements, bool(place))
-
-
-def _route(route: int, accumulate: str) -> tuple[str, str, str]:
-    association, schedule = ROUTES[route]
-    return association, accumulate, schedule
-
-
-_ROWS = list(rows())
-_GROUPS = 24
-
-
-@pytest.mark.parametrize("group", range(_GROUPS))
+@pytest.mark.parametrize("group", range(NUM_GROUPS))
 def test_pairwise_covering(group: int) -> None:
-    for world_size, way, case in _ROWS[group::_GROUPS]:
+    for world_size, way, case in _calls()[group::NUM_GROUPS]:
         run.over_loopback(world_size, way, [case], batch=1)
 
 
@@ -69,8 +35,8 @@ def test_large_all_gather(world_size: int) -> None:
 
 
 def test_the_covering_covers() -> None:
-    chosen = covering(_SIZES, _legal)
-    for one, other in itertools.combinations(range(len(_SIZES)), 2):
-        met = {(row[one], row[other]) for row in chosen}
-        everything = itertools.product(range(_SIZES[one]), range(_SIZES[other]))
-        assert met == {(i, j) for i, j in everything if _legal(one, i, other, j)}
+    sizes, rows = SAMPLE.sizes, SAMPLE.rows()
+    for one, other in itertools.combinations(range(len(sizes)), 2):
+        met = {(row[one], row[other]) for row in rows}
+        everything = itertools.product(range(sizes[one]), range(sizes[other]))
+        assert met == {(i, j) for i, j in everything if SAMPLE.is_legal(one, i, other, j)}

@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("transports", ("transports", "shared_memory_rendezvous", "connect")),
-    ("execution", ("agreement", "executor", "communicator")),
+    ("execution", ("agreement", "executor", "memory", "communicator")),
     ("checks", ("golden_vectors", "testing")),
     (
         "watch",

@@ -22,6 +22,9 @@ _log = logging.getLogger("detcomm")
 
 _PREFIX = "detcomm/endpoint/"
 
+_unreachable: set[str] = set()
+"""Names of processes that could not be connected, so that no further group waits for them as long."""
+
 
 def join_line_ring(
     group: WatchedGroup,
@@ -57,8 +60,11 @@ def join_line_ring(
     process = group.processes[successor]
     fields = json.loads(text)
     endpoint = Endpoint(tuple(fields["addresses"]), fields["port"], fields["secret"])
+    if process.name in _unreachable:
+        return None
     line = lifeline.connect(endpoint, group.own_process.name, group.key)
     if line is None:
+        _unreachable.add(process.name)
         _log.warning(
             "group %r: rank %d cannot connect to rank %d at %s port %d; the end of %s will be noticed by its "
             "messages and by timeouts alone",

@@ -6,9 +6,8 @@ nor wait for anything but the store: a store that does not answer (its server st
 then the timeouts of the calls are what is left.
 """
 
-import contextlib
 import logging
-import os
+import queue
 import selectors
 import socket
 import threading
@@ -18,9 +17,11 @@ from dataclasses import dataclass, field
 
 from torch.distributed import Store
 
+from detcomm.errors import TransportError
 from detcomm.faults import Fault, FaultKind
 from detcomm.lifeline import Endpoint, Lifelines
-from detcomm.process_identity import ProcessIdentity
+from detcomm.process_ends import ProcessEnds
+from detcomm.request_queue import RequestQueue
 from detcomm.watched_group import WatchedGroup
 from detcomm.watched_store import StoreLost, WatchedStore
 
@@ -31,7 +32,8 @@ _POLLS_PER_S = 10_000
 """Larger worlds poll more slowly: at most so many polls of one store a second, from all ranks together."""
 _EVIDENCE_S = 0.25
 """How long a reported error waits for its cause: the connections of a dying process close before its end is seen."""
-LINGER_S = 2.0
+_LISTEN_S = 30.0
+LINGER_S = 5.0
 """How long the process that serves the store waits, as it leaves, until the others know who has left."""
 
 
@@ -58,20 +60,13 @@ class WatchThread:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._waking, self._woken = socket.socketpair()
-        self._waking.setblocking(False)
-        self._woken.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ, self._drain_woken)
+        self._requests = RequestQueue(self._selector)
         self._lines = Lifelines(self._selector, self._process_ended)
-        self._requests: list[Callable[[], None]] = []
-        self._requesting = threading.Lock()
+        self._processes = ProcessEnds(self._selector, self._process_ended)
         self._ends = False
 
         self._groups: dict[WatchedGroup, WatchedStore] = {}
         self._stores: dict[object, WatchedStore] = {}
-        self._pidfds: dict[str, int] = {}
-        self._polled: dict[str, ProcessIdentity] = {}
-        self._ended: set[str] = set()
         self._reports: list[Report] = []
         self._lingers: list[_Linger] = []
         self._thread = threading.Thread(target=self._run, name="detcomm-watch", daemon=True)
@@ -88,44 +83,35 @@ class WatchThread:
         """Have something called by the thread, soon; at once where the caller is the thread."""
         if self.is_current:
             request()
-            return
-        with self._requesting:
-            self._requests.append(request)
-        with contextlib.suppress(OSError):  # full means that it will wake anyway
-            self._waking.send(b"w")
+        else:
+            self._requests.put(request)
 
     def listen(self, addresses: tuple[str, ...]) -> Endpoint:
-        """Accept lifelines."""
-        answer: list[Endpoint] = []
-        done = threading.Event()
+        """Accept lifelines.
 
-        def request() -> None:
-            try:
-                answer.append(self._lines.listen(addresses))
-            finally:
-                done.set()
-
-        self.ask(request)
-        done.wait()
-        return answer[0]
+        Raises:
+            TransportError: the thread does not answer.
+        """
+        answer: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
+        self.ask(lambda: answer.put(self._lines.listen(addresses)))
+        try:
+            return answer.get(timeout=_LISTEN_S)
+        except queue.Empty:
+            raise TransportError(f"detcomm's watch did not answer within {_LISTEN_S:g} s") from None
 
     def end(self, timeout_s: float) -> None:
         """End the thread and release everything that it holds."""
-
-        def request() -> None:
-            self._ends = True
-
-        self.ask(request)
+        self.ask(self._finish)
         if not self.is_current:
             self._thread.join(timeout_s)
 
     def abandon(self) -> None:
         """In a forked child, which has no such thread: release the descriptors without a word to the peers."""
         self._selector.close()
-        for open_socket in (self._waking, self._woken, *self._lines.sockets()):
+        self._requests.close()
+        self._processes.abandon()
+        for open_socket in self._lines.sockets():
             open_socket.close()
-        for descriptor in self._pidfds.values():
-            os.close(descriptor)
 
     # Requests: only through ``ask``.
 
@@ -138,8 +124,8 @@ class WatchThread:
             store.servers.add(group.processes[group.store_server].name)
         if line is not None:
             self._lines.add(*line, group.key)
-        for name, process in group.neighbours.items():
-            self._watch_process(name, process)
+        for process in group.neighbours:
+            self._processes.watch(process)
 
     def report(self, report: Report) -> None:
         """Write an error into the log, unless its cause turns up first."""
@@ -159,7 +145,7 @@ class WatchThread:
             if is_last:
                 for server in store.servers:
                     store.acknowledge(server, own)
-                if store.is_served_here and not store.all_acknowledged(own, store.members - self._ended):
+                if store.is_served_here and not store.all_acknowledged(own, store.members - self._processes.ended):
                     closing = Fault(FaultKind.CLOSING, own, group.rank, group.rank, "the store ends")
                     while not store.try_append(closing):
                         self._read_log(store)
@@ -169,6 +155,9 @@ class WatchThread:
             pass  # nobody is left who could read it
         self._forget(store, done)
 
+    def _finish(self) -> None:
+        self._ends = True
+
     # The thread.
 
     def _run(self) -> None:
@@ -176,48 +165,30 @@ class WatchThread:
             try:
                 for key, _ in self._selector.select(self._pause_s()):
                     key.data()
-                self._run_requests()
+                self._requests.run_all()
                 self._tick()
             except Exception:
                 # Better a watch with a gap than none; what failed is told.
                 _log.exception("detcomm's watch failed and goes on")
                 time.sleep(_TICK_S)
         self._lines.close()
-        for descriptor in self._pidfds.values():
-            os.close(descriptor)
+        self._processes.keep_only(())
         self._stores.clear()
         self._selector.close()
-        self._waking.close()
-        self._woken.close()
+        self._requests.close()
 
     def _pause_s(self) -> float:
         if self._lingers:
             return 0.01
-        largest = max((len(group.processes) for group in self._groups), default=0)
-        pause_s = max(_TICK_S, largest / _POLLS_PER_S)
-        now = time.monotonic()
-        return max(0.0, min([pause_s] + [report.deadline - now for report in self._reports]))
-
-    def _drain_woken(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._woken.recv(4096):
-                pass
-
-    def _run_requests(self) -> None:
-        with self._requesting:
-            requests, self._requests = self._requests, []
-        for request in requests:
-            try:
-                request()
-            except Exception:
-                _log.exception("detcomm's watch failed in a request and goes on")
+        num_ranks = max((len(group.processes) for group in self._groups), default=0)
+        pauses_s = [report.deadline - time.monotonic() for report in self._reports]
+        return max(0.0, min([max(_TICK_S, num_ranks / _POLLS_PER_S), *pauses_s]))
 
     def _tick(self) -> None:
         for store in set(self._groups.values()):
-            self._read_log(store)
-        for name, process in list(self._polled.items()):
-            if not process.is_running:
-                self._process_ended(name)
+            if not store.is_lost:
+                self._read_log(store)
+        self._processes.poll()
         for group in list(self._groups):
             group.judge()
         self._settle_reports()
@@ -256,18 +227,14 @@ class WatchThread:
 
     def _publish(self, fault: Fault, group: WatchedGroup, store: WatchedStore) -> None:
         """Write a fault into the log, unless the group has learned enough from what others wrote before."""
-
-        def is_known() -> bool:
-            return group.fault is not None or (fault.kind is FaultKind.DEPARTURE and fault.rank in group.departures)
-
-        while not is_known() and not store.is_lost:
+        while not group.knows(fault) and not store.is_lost:
             try:
                 store.try_append(fault)
             except StoreLost:
                 self._lose_store(store)
             else:
                 self._read_log(store)  # brings back what was written, by whomever
-        if not is_known():
+        if not group.knows(fault):
             group.take(fault)
 
     def _lose_store(self, store: WatchedStore) -> None:
@@ -281,8 +248,7 @@ class WatchThread:
                 _log.warning("group %r: the store has gone; ranks of other hosts cannot be told of faults", group.name)
 
     def _process_ended(self, name: str) -> None:
-        self._ended.add(name)
-        self._unwatch_process(name)
+        self._processes.ended.add(name)
         for group, store in list(self._groups.items()):
             for rank in group.ranks_of(name):
                 if group.is_settled(rank):
@@ -311,7 +277,7 @@ class WatchThread:
     def _settle_lingers(self) -> None:
         for linger in list(self._lingers):
             try:
-                waits_for = linger.store.members - self._ended
+                waits_for = linger.store.members - self._processes.ended
                 if time.monotonic() < linger.deadline and not linger.store.all_acknowledged(linger.server, waits_for):
                     continue
             except StoreLost:
@@ -322,7 +288,7 @@ class WatchThread:
     def _open_store(self, root: Store) -> WatchedStore:
         port = getattr(root, "port", None)
         key: object = id(root) if port is None else (getattr(root, "host", None), port)
-        if key not in self._stores:
+        if key not in self._stores or self._stores[key].is_lost:
             self._stores[key] = WatchedStore(root)
         return self._stores[key]
 
@@ -330,27 +296,5 @@ class WatchThread:
         """Release what no group needs any more."""
         if store not in self._groups.values():
             self._stores = {key: other for key, other in self._stores.items() if other is not store}
-        needed = {name for group in self._groups for name in group.neighbours}
-        for name in (self._pidfds.keys() | self._polled.keys()) - needed:
-            self._unwatch_process(name)
+        self._processes.keep_only({process.name for group in self._groups for process in group.neighbours})
         done.set()
-
-    def _watch_process(self, name: str, process: ProcessIdentity) -> None:
-        if name in self._pidfds or name in self._polled:
-            return
-        try:
-            descriptor = process.open_pidfd()
-        except ProcessLookupError:
-            self._process_ended(name)
-        except OSError:  # a kernel without pidfds
-            self._polled[name] = process
-        else:
-            self._pidfds[name] = descriptor
-            self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._process_ended(name))
-
-    def _unwatch_process(self, name: str) -> None:
-        self._polled.pop(name, None)
-        descriptor = self._pidfds.pop(name, None)
-        if descriptor is not None:
-            self._selector.unregister(descriptor)
-            os.close(descriptor)

@@ -62,10 +62,10 @@ class WatchedGroup:
         return self.processes[self.rank]
 
     @property
-    def neighbours(self) -> dict[str, ProcessIdentity]:
-        """The other processes of this one's place, by name: their end is seen here."""
+    def neighbours(self) -> set[ProcessIdentity]:
+        """The other processes of this one's place: their end is seen here."""
         own = self.own_process
-        return {p.name: p for p in self.processes if p.place == own.place and p != own}
+        return {process for process in self.processes if process.place == own.place and process != own}
 
     @property
     def leaders(self) -> list[int]:
@@ -102,6 +102,10 @@ class WatchedGroup:
         note = f" ({ranks_text(stopped)}: stopped by a signal)" if stopped else ""
         kind = FaultKind.TIMEOUT if isinstance(error, PeerTimeoutError) else FaultKind.ERROR
         return Fault(kind, self.key, self.rank, self.rank, f"rank {self.rank} reports: {error}{note}")
+
+    def knows(self, fault: Fault) -> bool:
+        """Whether this entry, or one that counts more, has been learned."""
+        return self.fault is not None or (fault.kind is FaultKind.DEPARTURE and fault.rank in self.departures)
 
     def take(self, fault: Fault) -> None:
         """Learn an entry of the log. The first death or error counts, and a departure once it is a fault."""

@@ -187,3 +187,31 @@ def test_a_subgroup_that_fails_leaves_the_others_whole() -> None:
     assert results[0] == ("", "")
     assert results[1] == results[2]
     assert "option association: tree on rank 0; ring on rank 1" in results[1][1]
+
+
+def use_all_of_a_group(rank: int, world_size: int) -> Seen:
+    assert attempt() == ("", "")
+    objects: list[Any] = [None] * world_size
+    dist.all_gather_object(objects, rank)
+    assert objects == list(range(world_size))
+    subgroup = dist.new_group([0, 2])
+    tensor = torch.full((4,), float(rank))
+    if rank != 1:
+        dist.all_reduce(tensor, group=subgroup)
+        assert tensor.eq(2.0).all()
+    with pytest.raises(detcomm.MismatchError, match="disagree on count"):
+        dist.all_reduce(torch.ones(3 + rank))
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return type(dist.get_debug_level()).__name__, str(dist.get_debug_level())
+
+
+@pytest.mark.parametrize("level", ["INFO", "DETAIL"])
+def test_the_debug_levels_of_torch(level: str) -> None:
+    assert launch.run(3, set_level_and_use, level) == [("DebugLevel", f"DebugLevel.{level}")] * 3
+
+
+def set_level_and_use(rank: int, world_size: int, level: str) -> Seen:
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = level
+    dist.set_debug_level_from_env()
+    return use_all_of_a_group(rank, world_size)

@@ -9,6 +9,7 @@ import typer
 
 from detcomm.commands.plan import plan
 from detcomm.commands.probe import probe_command
+from detcomm.commands.verify import verify_command
 from detcomm.errors import DetcommError
 
 app = typer.Typer(
@@ -24,7 +25,7 @@ def _commands() -> None:
     """Keeps each command a word of its own, also while there is one."""
 
 
-_COMMANDS: dict[str, Callable[..., Any]] = {"plan": plan, "probe": probe_command}
+_COMMANDS: dict[str, Callable[..., Any]] = {"plan": plan, "probe": probe_command, "verify": verify_command}
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
 

@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
 from detcomm.association import NAMES, Association
-from detcomm.collectives import Collective, DType
+from detcomm.collectives import Collective
+from detcomm.commands import lists
 from detcomm.commands.ranks import JsonOption, NprocOption, take_place
 from detcomm.errors import UsageError
 from detcomm.options import Options
@@ -44,8 +46,8 @@ def probe_command(
 
     Exits with 1 if the trees do not explain every bit, or are not the expected ones.
     """
-    counts = [_to_count(text) for text in _list(sizes)]
-    types = [_to_dtype(text) for text in _list(dtypes)]
+    counts = lists.to_counts(sizes, "--sizes")
+    types = lists.to_dtypes(dtypes, "--dtypes")
     options = Options.from_environment()
     promised = _promise(expect, backend, options)
     if nproc is not None:
@@ -57,7 +59,7 @@ def probe_command(
     if drawing is not None:
         check_can_draw(drawing)
     place = take_place(nproc, over_mpi=backend == "mpi")
-    examined = examine(backend, device, _list(imports))
+    examined = examine(backend, device, lists.split(imports))
     console = Console(quiet=not place.speaks)
     if root >= examined.world_size:
         raise UsageError(f"--root: expected a rank below {examined.world_size}, got {root}")
@@ -102,12 +104,13 @@ def _show(console: Console, probed: Probed) -> None:
     console.print(f"\n{probed.collective.value} {probed.dtype.value}[{probed.count}]", markup=False)
     table = Table("elements", "order of additions")
     for found in probed.ranges[:_SHOWN_RANGES]:
-        table.add_row(f"[{found.start},{found.stop})".replace("[", r"\["), found.text)
+        table.add_row(escape(f"[{found.start},{found.stop})"), found.text)
     if len(probed.ranges) > _SHOWN_RANGES:
         table.add_row("…", f"{len(probed.ranges) - _SHOWN_RANGES} more ranges")
     console.print(table)
     for model, number in probed.reproduced.items():
-        console.print(f"{number:,} of {probed.replayed:,} random elements reproduced bit by bit if {model}")
+        told = f"{number:,} of {probed.replayed:,} random elements reproduced bit by bit if {model}"
+        console.print(told, soft_wrap=True)
     if not probed.ranks_agree:
         console.print("[red]the ranks received different bits[/red]")
     if not probed.repeats:
@@ -122,7 +125,7 @@ def _judge(console: Console, promised: Association | None, breaches: list[str]) 
     if not breaches:
         console.print(f"\n[green]as promised[/green]: {promised.numerics_id().partition(':')[0]}")
     for breach in breaches[:_SHOWN_RANGES]:
-        console.print(f"[red]not as promised[/red]: {promised.name}", breach.replace("[", r"\["), soft_wrap=True)
+        console.print(f"[red]not as promised[/red]: {promised.name}", escape(breach), soft_wrap=True)
 
 
 def _promise(expect: str | None, backend: str, options: Options) -> Association | None:
@@ -131,20 +134,3 @@ def _promise(expect: str | None, backend: str, options: Options) -> Association 
     if expect not in NAMES:
         raise UsageError(f"--expect: expected one of {', '.join(NAMES)}, got {expect!r}")
     return Association(expect, options.ring_chunk_elems)
-
-
-def _list(text: str) -> list[str]:
-    return [part for part in text.replace(" ", "").split(",") if part]
-
-
-def _to_count(text: str) -> int:
-    if not text.isdigit():
-        raise UsageError(f"--sizes: expected whole numbers of elements, got {text!r}")
-    return int(text)
-
-
-def _to_dtype(text: str) -> DType:
-    try:
-        return DType(text)
-    except ValueError:
-        raise UsageError(f"--dtypes: unknown type {text!r}") from None

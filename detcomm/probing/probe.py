@@ -17,7 +17,6 @@ from detcomm.reducers import Examined, Reducer
 from detcomm.reducers.base import spoken
 from detcomm.transports.base import Bytes
 
-
 _REPLAYED_ELEMS = 256
 """Random elements that must agree, however few a message has."""
 

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,4 +129,5 @@ def decode(data: Bytes, dtype: DType) -> NDArray[np.float64]:
     if dtype is DType.BFLOAT16:
         wide: NDArray[np.uint32] = data.view(np.uint16).astype(np.uint32) << np.uint32(16)
         return wide.view(np.float32).astype(np.float64)
-    return data.view(np.dtype(dtype.value)).astype(np.float64)
+    stored: NDArray[Any] = data.view(dtype.value)
+    return stored.astype(np.float64)

@@ -24,7 +24,7 @@ from detcomm.options import Options
 from detcomm.reducers.base import PATIENCE_S, Examined, Reducer
 from detcomm.transports.base import Bytes
 
-_OPS = {
+_OPS: dict[ReduceOp, Any] = {
     op: getattr(dist.ReduceOp, op.name)
     for op in ReduceOp
     if op is not ReduceOp.PREMUL_SUM and hasattr(dist.ReduceOp, op.name)

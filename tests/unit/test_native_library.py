@@ -171,6 +171,13 @@ def test_an_edited_source_has_another_hash(tmp_path: Path) -> None:
     assert native.source_hash(tmp_path / "elsewhere") is None
 
 
+@pytest.mark.skipif(native.disabled(), reason="DETCOMM_NATIVE=0 is set")
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler here")
+def test_where_it_can_be_built_it_is_there_and_current() -> None:
+    """Otherwise the tests of the native folds would be skipped, and nobody would see it."""
+    assert native.available(), native.why_not()
+
+
 @pytest.mark.skipif("DETCOMM_NATIVE_LIBRARY" in os.environ, reason="a library was given, whatever its sources")
 @needs_library
 def test_the_library_knows_its_sources() -> None:

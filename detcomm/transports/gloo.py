@@ -19,7 +19,10 @@ from detcomm.transports.base import Parcel, Transport
 
 _TAG = 1
 _SHORTEST_WAIT = timedelta(milliseconds=1)
-"""gloo takes zero for the default of the context."""
+"""gloo takes zero for the default of the context, and cuts to whole milliseconds."""
+
+_OVERTIME = timedelta(milliseconds=2)
+"""Added to a wait, so that one that times out ends after the deadline and not a rounding before it."""
 
 
 class GlooTransport(Transport):
@@ -57,7 +60,7 @@ class GlooTransport(Transport):
         for index, work in enumerate(works):
             left = timedelta(seconds=deadline - time.monotonic())
             try:
-                work.wait(max(left, _SHORTEST_WAIT))
+                work.wait(max(left, timedelta(0)) + _OVERTIME)
             except RuntimeError as error:
                 if time.monotonic() < deadline:
                     raise self._lost(parcels[index].peer, error) from error

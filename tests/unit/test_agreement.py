@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks disagree on is the same error on all of them, before anything is written, and the group goes on."""
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
+from detcomm.agreement import DIRECT_WORLD_SIZE, Agreement
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.communicator import Communicator, Request
 from detcomm.errors import MismatchError
+from detcomm.header import HEADER_BYTES
 from detcomm.options import Options
 from detcomm.transports import loopback
-from detcomm.transports.base import Bytes
+from detcomm.transports.base import Bytes, Parcel
 from detcomm.transports.loopback import LoopbackTransport
 from tests import inputs, oracle
 from tests.unit.communicator_ranks import COUNT, PATIENCE_S, all_reduce, check_group_works, run_ranks, untouched
@@ -55,6 +60,39 @@ def test_a_mismatch_is_the_same_error_on_every_rank(world_size: int, usual: Call
         assert field in text.partition(": ")[2].partition(": ")[0]
         assert f"rank {odd_rank}: {odd.text()}" in text
         assert usual.text() in text
+
+
+@pytest.mark.parametrize("world_size", [DIRECT_WORLD_SIZE + 1, 23, 32])
+def test_a_large_group_comes_to_one_verdict_in_rounds(world_size: int) -> None:
+    def body(transport: LoopbackTransport) -> str:
+        communicator = Communicator(transport, Options(schedule="binomial"), 1, "test")
+        check_group_works(communicator)
+        odd = transport.rank == world_size // 2
+        text, kept = _run_differing(communicator, all_reduce(8 if odd else 7))
+        assert kept, "nothing may be written before the ranks agree"
+        check_group_works(communicator)
+        return text
+
+    (text,) = set(loopback.run(world_size, body))
+    assert f"rank {world_size // 2}: all_reduce(sum, float32[8])" in text
+    assert "all_reduce(sum, float32[7])" in text
+
+
+@pytest.mark.parametrize("world_size", [DIRECT_WORLD_SIZE + 1, 32])
+def test_the_rounds_of_a_large_group_send_few_messages(world_size: int) -> None:
+    def body(transport: LoopbackTransport) -> int:
+        sent: list[int] = []
+        exchange = transport.exchange
+
+        def count_and_exchange(sends: Sequence[Parcel], recvs: Sequence[Parcel], timeout_s: float) -> None:
+            sent.append(len(sends))
+            exchange(sends, recvs, timeout_s)
+
+        transport.exchange = count_and_exchange  # type: ignore[method-assign]
+        Agreement(transport, "test").agree(1, bytes(HEADER_BYTES), [], PATIENCE_S)
+        return sum(sent)
+
+    assert loopback.run(world_size, body) == [math.ceil(math.log2(world_size))] * world_size
 
 
 @pytest.mark.parametrize("world_size", [3, 4, 5])

@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from torch.distributed import PrefixStore, Store
 
@@ -75,11 +76,12 @@ def own_connection(store: Store) -> Store:
 def serves(store: Store) -> bool:
     """Whether the server of a TCPStore lives in this process, so that the store ends with it."""
     port = getattr(root_of(store), "port", None)
-    return port is not None and _listens_on(port)
+    return port is not None and _listens_on(port, os.getpid())
 
 
-def _listens_on(port: int) -> bool:
-    """Whether a listening TCP socket of this process has this port."""
+@lru_cache(maxsize=64)
+def _listens_on(port: int, pid: int) -> bool:
+    """Whether a listening TCP socket of this process has this port; looked up once, since the tables are long."""
     inodes: set[str] = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/self/net/{table}") as lines:

@@ -90,26 +90,23 @@ def test_the_server_of_the_store_may_leave_first() -> None:
 def enrol_and_leave(rank: int, world_size: int, num_cycles: int) -> tuple[int, int, list[str]]:
     store = connect_store(world_size)
 
-    def cycle(index: int) -> None:
+    def cycle() -> None:
         observer = Observer(rank, world_size, "cycle", store)
-        other = Observer(rank, world_size, "other", store)
         observer.membership.leave()
-        other.membership.leave()
         assert not observer.faults
-        assert not other.faults
 
-    cycle(0)
+    cycle()
     descriptors = len(os.listdir("/proc/self/fd"))
-    for index in range(num_cycles):
-        cycle(index)
+    for _ in range(num_cycles):
+        cycle()
     names = [thread.name for thread in threading.enumerate() if thread.name.startswith("detcomm")]
     return descriptors, len(os.listdir("/proc/self/fd")), names
 
 
-@pytest.mark.parametrize("hosts", ["aa", "ab"])
-def test_nothing_is_left_after_200_cycles(hosts: str) -> None:
+@pytest.mark.parametrize(("hosts", "num_cycles"), [("aa", 200), ("ab", 50)])
+def test_nothing_is_left_after_many_cycles(hosts: str, num_cycles: int) -> None:
     env = [{"DETCOMM_HOST_ID": name} for name in hosts]
-    for before, after, threads in launch.run(2, enrol_and_leave, 200, env=env):
+    for before, after, threads in launch.run(2, enrol_and_leave, num_cycles, env=env):
         assert after == before
         assert threads == []
 

@@ -2,6 +2,7 @@
 """Connecting a group's transport: all ranks get the same one, or all fall back, or all raise one text."""
 
 import os
+import re
 import warnings
 from contextlib import closing
 from datetime import timedelta
@@ -121,7 +122,8 @@ def _come_or_not(rank: int, world_size: int) -> str:
 def test_a_rank_that_does_not_come_is_an_error_in_time() -> None:
     results = launch.run(3, _come_or_not)
     assert all("transport gloo" in text for text in (results[0], results[2]))
-    assert all("rank 1" in text for text in (results[0], results[2]))
+    # On a loaded machine the other one may be late as well.
+    assert all(re.search(r"ranks? [0-9, -]*\b1\b|ranks 0-2", text) for text in (results[0], results[2]))
 
 
 def _connect_over_mpi(rank: int, world_size: int) -> str:

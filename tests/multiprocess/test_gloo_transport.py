@@ -3,7 +3,6 @@
 
 import os
 import threading
-import time
 from datetime import timedelta
 from itertools import count
 
@@ -21,9 +20,13 @@ from tests.launch import Died
 PATIENCE_S = 120.0
 
 
-def _connect(rank: int, world_size: int, prefix: str = "test") -> GlooTransport:
+def _store(world_size: int) -> dist.TCPStore:
     port = int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore("127.0.0.1", port, world_size, False, timedelta(seconds=PATIENCE_S))
+    return dist.TCPStore("127.0.0.1", port, world_size, False, timedelta(seconds=PATIENCE_S))
+
+
+def _connect(rank: int, world_size: int, prefix: str = "test") -> GlooTransport:
+    store = _store(world_size)
     devices = stock_gloo.open_devices()
     group = stock_gloo.connect_mesh(devices, store, prefix, rank, world_size, timedelta(seconds=PATIENCE_S))
     return GlooTransport(group, rank, world_size)
@@ -63,14 +66,16 @@ def _wait_for_everybody(rank: int, world_size: int, timeout_s: float, dying: int
     transport.exchange([Parcel(peer, np.zeros(8, dtype=np.uint8)) for peer in peers], rooms, PATIENCE_S)
     if rank == dying:
         os._exit(9)
+    store = _store(world_size)
     if rank == silent:
-        time.sleep(4 * timeout_s)
+        store.wait(["noticed"])
         return ""
     sends = [Parcel(peer, np.zeros(8, dtype=np.uint8)) for peer in peers]
     try:
         transport.exchange(sends, rooms, timeout_s)
     except TransportError as error:
         text = f"{type(error).__name__}: {error}"
+        store.set("noticed", "")
         transport.abort(text)
         with pytest.raises(TransportError):
             transport.exchange([], rooms, timeout_s)

@@ -29,7 +29,7 @@ from detcomm.watched_group import Progress, WatchedGroup, meet
 
 __all__ = ["Fault", "Membership", "Progress", "Watch"]
 
-_ANSWER_S = 2.0
+_ANSWER_S = 3.0
 """How long a caller waits for the thread, which may be stuck in a store that does not answer."""
 
 
@@ -49,7 +49,7 @@ class Membership:
         return self._group.fault
 
     def report(self, error: BaseException) -> Fault:
-        """Tell the group of an error that makes it unusable. Returns within two seconds.
+        """Tell the group of an error that makes it unusable. Returns within three seconds.
 
         Returns:
             The group's first fault, which may be the cause of this error.

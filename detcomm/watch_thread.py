@@ -30,7 +30,7 @@ _log = logging.getLogger("detcomm")
 _TICK_S = 0.2
 _POLLS_PER_S = 10_000
 """Larger worlds poll more slowly: at most so many polls of one store a second, from all ranks together."""
-_EVIDENCE_S = 0.25
+_EVIDENCE_S = 0.5
 """How long a reported error waits for its cause: the connections of a dying process close before its end is seen."""
 _LISTEN_S = 30.0
 LINGER_S = 5.0

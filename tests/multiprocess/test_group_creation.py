@@ -15,6 +15,7 @@ import torch.distributed as dist
 import detcomm
 from detcomm import torch_backend
 from tests import launch
+from tests.multiprocess.watched_rank import connect_store, pass_barrier
 
 BOUND_S = 30.0
 TIMEOUT = timedelta(seconds=120)
@@ -89,9 +90,10 @@ def test_all_ranks_refuse_alike() -> None:
 
 
 def come_late(rank: int, world_size: int) -> Seen:
+    pass_barrier(connect_store(world_size), "started", world_size)
     if rank == 1:
-        time.sleep(4.0)
-    return attempt(timeout=timedelta(seconds=2))
+        time.sleep(10.0)
+    return attempt(timeout=timedelta(seconds=5))
 
 
 def test_a_rank_that_does_not_come_in_time() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from detcomm.launcher import Placement, agree_over_mpi
 from tests import launch_mpi
 
 PROGRAM = str(Path(__file__).with_name("launched_program.py"))
@@ -35,6 +36,21 @@ def check_end_after_death(exit_code: int, output: str, world_size: int) -> None:
     took_s = ended - float(died[1])
     print(f"the job ended {took_s:.2f} s after the death")
     assert took_s < BOUND_S, output
+
+
+def agree(rank: int, world_size: int) -> list[tuple[str, int] | None]:
+    right = Placement("MPICH", rank, world_size, 0, 1)
+    wrong = Placement("MPICH", rank, world_size + 1, 0, 1)
+    return [agree_over_mpi(right), agree_over_mpi(wrong)]
+
+
+def test_ranks_of_several_hosts_agree_on_the_master_over_mpi() -> None:
+    results = launch_mpi.run(3, agree)
+    assert results == [results[0]] * 3
+    (address, port), otherwise = results[0]
+    assert address
+    assert 0 < port < 65536
+    assert otherwise is None, "MPI's world is not the launcher's"
 
 
 def test_mpirun() -> None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The watch by itself, without any transport: who dies, fails or stops is named by all the others."""
 
+import contextlib
 import os
 import signal
+import socket
 import time
 
 import pytest
@@ -92,11 +94,19 @@ def test_an_error_is_told_to_all_and_all_know_the_same(hosts: str) -> None:
 
 
 def report_a_consequence(rank: int, world_size: int) -> str:
-    """Rank 2 dies; the others report what they see of it at once, under another name."""
+    """Rank 2 dies; the others report what they see of it at once: a connection that ends."""
     observer = Observer(rank, world_size)
-    pass_barrier(observer.store, "enrolled", world_size)
     if rank == 2:
+        server = socket.create_server(("127.0.0.1", 0))
+        observer.store.set("port", str(server.getsockname()[1]))
+        accepted = [server.accept() for _ in range(world_size - 1)]
+        pass_barrier(observer.store, "connected", world_size)
         os.kill(os.getpid(), signal.SIGKILL)
+        return f"outlived its own death, with {accepted}"
+    with socket.create_connection(("127.0.0.1", int(observer.store.get("port")))) as connection:
+        pass_barrier(observer.store, "connected", world_size)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
     return observer.membership.report(TransportError(f"rank {rank} lost somebody")).text
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``detcomm plan``: what would be added in which order, who would send what, and the proof that they agree."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,15 +9,21 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 
-from detcomm.association import DEFAULT_RING_CHUNK_ELEMS, Association
+from detcomm.association import DEFAULT_RING_CHUNK_ELEMS, TREE, Association
 from detcomm.call import Call, even_shards
 from detcomm.collectives import Accumulate, Collective, DType, ReduceOp, partial_dtype
+from detcomm.commands import pricing
 from detcomm.draw import draw
 from detcomm.errors import UsageError
 from detcomm.partition import partition
 from detcomm.planner import PlanOptions, make_plan, resolve_schedule
+from detcomm.pricing.large_worlds import prove_staged
 from detcomm.schedule import Schedule, Traffic
+from detcomm.schedules import Staged
 from detcomm.simulate import Digests, cells, prove_cell
+
+_LARGE_WORLD = 512
+"""Beyond this world size a staged schedule is proved stage by stage, since all its cells would take minutes."""
 
 _TABLE_WORLD = 64
 """Beyond this world size the table of bytes shows a few ranks, since each row lowers a plan."""
@@ -37,6 +44,8 @@ def plan(
     root: Annotated[int, typer.Option(min=0, help="Receiver of a reduce.")] = 0,
     rank: Annotated[int | None, typer.Option(min=0, help="Print the plan of this rank, step by step.")] = None,
     verify: Annotated[bool, typer.Option(help="Prove that the schedule does these additions.")] = False,
+    model: Annotated[str | None, typer.Option(help="Estimate times on this kind of cluster, h200-ib.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="With --model: draw times over world sizes.")] = None,
 ) -> None:
     """Print association, schedule and plan; draw the tree; prove with --verify that they agree."""
     console = Console()
@@ -45,6 +54,9 @@ def plan(
     for name, value in (("--root", root), ("--rank", rank)):
         if value is not None and value >= world:
             raise UsageError(f"{name}: expected a rank below {world}, got {value}")
+    machine = None if model is None else pricing.find_machine(model, node_size)
+    if plot is not None and machine is None:
+        raise UsageError("--plot needs --model")
     order = Association(association, ring_chunk_elems)
     mode: Accumulate = "wire" if accumulate == "wire" else "float32"
     sharded = collective in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
@@ -56,7 +68,7 @@ def plan(
         even_shards(count, world) if sharded else None,
         root,
     )
-    options = PlanOptions(order, mode, schedule, chunk_bytes, node_size)
+    options = PlanOptions(order, mode, schedule, chunk_bytes, machine.node_size if machine else node_size)
     chosen = resolve_schedule(call, world, options)
 
     console.print(f"[bold]{call.text()}[/bold] over {world} ranks")
@@ -68,6 +80,10 @@ def plan(
         _print_plans(console, call, options, world, rank)
     if verify:
         _verify(console, chosen, call, order, world)
+    if machine is not None:
+        pricing.print_prices(console, machine, world, count * dtype.itemsize, dtype, mode, chosen)
+        if plot is not None:
+            pricing.plot_prices(plot, machine, dtype, mode)
 
 
 def _print_association(console: Console, order: Association, world: int) -> None:
@@ -120,6 +136,10 @@ def _print_plans(console: Console, call: Call, options: PlanOptions, world: int,
 
 def _verify(console: Console, chosen: Schedule, call: Call, order: Association, world: int) -> None:
     chosen.check(call.collective, order, world)
+    plain = call.collective is Collective.ALL_REDUCE and order == TREE
+    if plain and world > _LARGE_WORLD and isinstance(chosen, Staged):
+        _verify_large(console, chosen, world)
+        return
     domain, transfers = Digests(), 0
     todo = list(cells(chosen, call.collective, order, world, call.root))
     columns = (*Progress.get_default_columns()[:2], SpinnerColumn(), TimeElapsedColumn())
@@ -128,4 +148,17 @@ def _verify(console: Console, chosen: Schedule, call: Call, order: Association, 
             transfers += sum(prove_cell(chosen, call.collective, cell, domain, call.root))
     console.print(
         f"[green]proved[/green]: {len(todo):,} cells, {transfers:,} transfers; every rank ends with the promised tree"
+    )
+
+
+def _verify_large(console: Console, chosen: Staged, world: int) -> None:
+    columns = (*Progress.get_default_columns()[:2], SpinnerColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("proving whole cells")
+        proof = prove_staged(chosen, world, lambda done, total: progress.update(task, completed=done, total=total))
+    stages = ", ".join(map(str, proof.stages))
+    sample = "" if proof.complete else "; the last block is ragged: for the other cells this is a sample"
+    console.print(
+        f"[green]proved[/green]: every case of the stages of {stages} ranks, and "
+        f"{len(proof.owners)} of {world:,} cells as a whole{sample}"
     )

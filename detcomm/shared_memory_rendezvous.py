@@ -18,7 +18,8 @@ from detcomm.errors import DetcommError, PeerTimeoutError, TransportError
 from detcomm.header import ranks_text
 from detcomm.store_access import read_all
 from detcomm.transports.memory_segment import Address, Mapping, OwnSegment, available_bytes, open_peer
-from detcomm.transports.shared_memory import SharedMemoryTransport, segment_bytes, tuning_for
+from detcomm.transports.shared_group import SharedGroup, segment_bytes, tuning_for
+from detcomm.transports.shared_memory import SharedMemoryTransport
 
 _SPARE_BYTES = 64 << 20
 """Memory to leave to everybody else."""
@@ -88,9 +89,8 @@ def meet(
         assert own is not None  # or a round has raised
         own.seal()
         num_cores = len({core for answer in answers for core in answer.cores})
-        transport = SharedMemoryTransport(
-            rank, world_size, own, peers, pidfds, tuning_for(world_size, chunk_bytes, num_cores)
-        )
+        tuning = tuning_for(world_size, chunk_bytes, num_cores)
+        transport = SharedMemoryTransport(SharedGroup(rank, world_size, own, peers, pidfds, tuning))
         on_failure.pop_all()
         return transport
 

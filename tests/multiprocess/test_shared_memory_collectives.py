@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from detcomm.association import NAMES
-from detcomm.transports.shared_memory import ONESHOT_BYTES
+from detcomm.transports.shared_group import ONESHOT_BYTES
 from tests import inputs, launch
 from tests.multiprocess.shared_memory_ranks import Case, connected, expected, run_cases, wrong_cases
 

@@ -167,3 +167,24 @@ def _alone(rank: int, world_size: int) -> list[bool]:
 
 def test_groups_of_one_rank(ranks: Ranks) -> None:
     assert all(map(all, ranks.run(_alone)))
+
+
+def _form(rank: int, world_size: int) -> str:
+    try:
+        with group():
+            value = torch.ones(3)
+            dist.all_reduce(value)
+            return str(value.tolist())
+    except detcomm.DetcommError as error:
+        return f"{type(error).__name__} {error}"
+
+
+def test_the_form_of_the_backend(ranks: Ranks) -> None:
+    offered = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
+    for text in ranks.run(_form, env={"DETCOMM_FORM": "backend"}):
+        assert text == "[4.0, 4.0, 4.0]" if offered else "needs torch >= 2.14" in text
+    assert ranks.run(_form, env={"DETCOMM_FORM": "process_group"}) == ["[4.0, 4.0, 4.0]"] * ranks.world_size
+    odd: list[dict[str, str]] = [{}, {"DETCOMM_FORM": "odd"}, {}, {}]
+    for rank, text in enumerate(ranks.run(_form, env=odd)):
+        assert text.startswith("UsageError" if rank == 1 else "MismatchError")
+        assert "DETCOMM_FORM: expected one of" in text

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from detcomm.commands.bench import bench_command
 from detcomm.commands.plan import plan
 from detcomm.commands.probe import probe_command
 from detcomm.commands.verify import verify_command
@@ -25,7 +26,12 @@ def _commands() -> None:
     """Keeps each command a word of its own, also while there is one."""
 
 
-_COMMANDS: dict[str, Callable[..., Any]] = {"plan": plan, "probe": probe_command, "verify": verify_command}
+_COMMANDS: dict[str, Callable[..., Any]] = {
+    "bench": bench_command,
+    "plan": plan,
+    "probe": probe_command,
+    "verify": verify_command,
+}
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
 

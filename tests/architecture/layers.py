@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("group", ("torch_calls", "work", "worker", "coalescing", "movement", "group")),
     ("torch", ("outside_dynamo", "sparse", "torch_methods", "process_group", "cuda_process_group", "torch_backend")),
-    ("tools", ("draw", "contributions", "reducers", "probing", "verification", "pricing", "commands")),
+    ("tools", ("draw", "contributions", "reducers", "probing", "verification", "pricing", "bench", "commands")),
     ("doors", ("__init__", "__main__")),
 )
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any, cast
 
 from torch.distributed import PrefixStore, Store
 
@@ -70,7 +71,8 @@ def root_of(store: Store) -> Store:
 
 def own_connection(store: Store) -> Store:
     """A client of the same store whose operations wait for nobody else's."""
-    return store.clone()
+    connected: Store = cast(Any, store).clone()  # torch's stubs do not know it
+    return connected
 
 
 def serves(store: Store) -> bool:

@@ -9,18 +9,19 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import get_args
 
 from detcomm.association import Association
 from detcomm.call import Call
-from detcomm.collectives import Collective, DType, ReduceOp
+from detcomm.collectives import Accumulate, Collective, DType, ReduceOp
 from detcomm.errors import ScheduleError
 from detcomm.options import Options
 from detcomm.schedules import parse
 from tests import inputs
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 7, 8)
-RING_CHUNK_ELEMS = 37
-"""Small and odd: short messages have many chunks, of every owner, and a ragged last one."""
+RING_CHUNK_ELEMS = 113
+"""Small and prime: 1000 elements have chunks of all of 8 owners and a ragged last one."""
 
 ASSOCIATIONS = ("tree", "linear", "ring")
 SCHEDULES = ("oneshot", "direct", "halving", "hierarchical", "staged(2,4)", "staged(4,2)", "binomial", "ring")
@@ -34,7 +35,7 @@ class Way:
     """What a group is made with."""
 
     association: str
-    accumulate: str
+    accumulate: Accumulate
     schedule: str
     block_size: int = 1
     chunk_bytes: int | None = None
@@ -92,7 +93,7 @@ def ways(world_size: int, *, chunks: Sequence[int | None]) -> Iterator[Way]:
         for schedule in ("auto", *SCHEDULES):
             for block_size in (2, 4) if schedule == "hierarchical" else (1,):
                 if is_legal(association, schedule, world_size, block_size):
-                    for accumulate, chunk in itertools.product(("float32", "wire"), chunks):
+                    for accumulate, chunk in itertools.product(get_args(Accumulate), chunks):
                         yield Way(association, accumulate, schedule, block_size, chunk)
 
 

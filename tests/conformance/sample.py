@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from detcomm.collectives import Accumulate
 from tests import inputs
 from tests.conformance.cases import ASSOCIATIONS, REDUCTIONS, SCHEDULES, Case, Way, is_legal
 from tests.conformance.covering import covering
 
 OPS = ("sum", "avg", "premul_sum", "product", "min", "max", "band", "bor", "bxor")
-ACCUMULATE = ("float32", "wire")
+ACCUMULATE: tuple[Accumulate, ...] = ("float32", "wire")
 BLOCK_SIZE = 2
 _COUNT, _ROUTE, _DTYPE, _OP, _WORLD, _COLLECTIVE, _ACCUMULATE, _CHUNK, _PLACE = range(9)
 

@@ -8,9 +8,11 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
+from detcomm.collectives import Accumulate
 from tests.conformance import run
 from tests.conformance.cases import WORLD_SIZES, Way, counts, kinds, product, rotated, ways
 
@@ -60,10 +62,10 @@ def test_the_rotation_leaves_no_kind_size_or_place_out() -> None:
     for world_size, turn, way in _numbered_ways():
         sizes = counts(world_size)
         for case in rotated(way, world_size, turn):
-            kind = (way.accumulate, case.collective, case.dtype, case.op)
-            seen[way.association].add((*kind, sizes.index(case.count), case.in_place))
+            place = (sizes.index(case.count), case.in_place)
+            seen[way.association].add((way.accumulate, case.collective, case.dtype, case.op, *place))
     for association, met in seen.items():
-        for accumulate in ("float32", "wire"):
+        for accumulate in get_args(Accumulate):
             all_kinds = list(kinds(Way(association, accumulate, "auto")))
             for kind, size, in_place in itertools.product(all_kinds, range(1, 5), (False, True)):
                 assert (accumulate, *kind, size, in_place) in met, (association, accumulate, kind, size, in_place)

@@ -15,8 +15,8 @@ WORLD_SIZE = 5
 LONGEST_DELAY_S = 0.001
 
 CASES = (
-    Case(Collective.ALL_REDUCE, "bfloat16", "sum", 333),
-    Case(Collective.REDUCE_SCATTER, "float32", "avg", 333),
+    Case(Collective.ALL_REDUCE, "bfloat16", "sum", 613),
+    Case(Collective.REDUCE_SCATTER, "float32", "avg", 613),
     Case(Collective.REDUCE, "float16", "sum", 64),
     Case(Collective.ALL_GATHER, "uint8", None, 101),
 )

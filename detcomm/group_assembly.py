@@ -76,4 +76,6 @@ def _assemble(site: Site, options: Options, device: str) -> Group:
     if device == "cpu":
         block_size = hosts.block_size(site.hosts, options.node_size)
         communicator = Communicator(connect(site, options), options, block_size, site.name)
+    else:
+        inner.barrier().wait()  # or a rank that is done early could destroy the group while others still connect
     return Group(site.name, inner, communicator, options, site.timeout)

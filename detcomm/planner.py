@@ -97,6 +97,8 @@ def _whole_ring_chunks(piece_elems: int, ring_chunk_elems: int) -> int:
         # Long chunks make good pieces; short ones are packed together.
         return ring_chunk_elems if ring_chunk_elems >= 1 << 14 else piece_elems
     parts = -(-ring_chunk_elems // piece_elems)
-    while ring_chunk_elems % parts:
+    while ring_chunk_elems % parts and ring_chunk_elems // parts > piece_elems // 2:
         parts += 1
+    if ring_chunk_elems % parts:
+        return piece_elems  # a prime, say, has no such part: to pack costs less than pieces of one element
     return ring_chunk_elems // parts

@@ -20,8 +20,8 @@ from detcomm.schedules import parse
 from tests import inputs
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 7, 8)
-RING_CHUNK_ELEMS = 113
-"""Small and prime: 1000 elements have chunks of all of 8 owners and a ragged last one."""
+RING_CHUNK_ELEMS = 120
+"""Short: 1000 elements have chunks of all of 8 owners and a ragged last one."""
 
 ASSOCIATIONS = ("tree", "linear", "ring")
 SCHEDULES = ("oneshot", "direct", "halving", "hierarchical", "staged(2,4)", "staged(4,2)", "binomial", "ring")

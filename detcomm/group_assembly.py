@@ -77,5 +77,6 @@ def _assemble(site: Site, options: Options, device: str) -> Group:
         block_size = hosts.block_size(site.hosts, options.node_size)
         communicator = Communicator(connect(site, options), options, block_size, site.name)
     else:
-        inner.barrier().wait()  # or a rank that is done early could destroy the group while others still connect
+        # Or a rank that is done early could destroy the group while others still connect. (torch's stub lacks it.)
+        inner.barrier().wait()  # type: ignore[attr-defined]
     return Group(site.name, inner, communicator, options, site.timeout)

@@ -35,7 +35,13 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("group", ("torch_calls", "work", "worker", "coalescing", "movement", "group")),
-    ("torch", ("outside_dynamo", "sparse", "torch_methods", "process_group", "cuda_process_group", "torch_backend")),
+    (
+        "torch",
+        (
+            *("outside_dynamo", "sparse", "torch_methods", "process_group", "cuda_process_group", "backend"),
+            *("group_assembly", "torch_backend"),
+        ),
+    ),
     ("tools", ("draw", "contributions", "reducers", "probing", "verification", "pricing", "bench", "commands")),
     ("doors", ("__init__", "__main__")),
 )

@@ -136,7 +136,7 @@ def _wait(processes: "Sequence[subprocess.Popen[bytes]]") -> tuple[int, int | No
     """The exit code of the first that fails, and which it was; 0 and ``None`` if none does."""
     failed: tuple[int, int] | None = None
     deadline = float("inf")
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+    while None in [process.poll() for process in processes] and time.monotonic() < deadline:
         if failed is None and (failed := _first_failure(processes)) is not None:
             deadline = time.monotonic() + GRACE_S
         time.sleep(0.02)

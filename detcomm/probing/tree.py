@@ -62,7 +62,9 @@ def _rebuild(ranks: Sequence[int], sizes: Mapping[Pair, int]) -> Expr:
                 size = _size(sizes, rank, other) if other != rank else 1
                 if (size == len(ranks)) != (other not in side) or size > len(ranks):
                     raise NotATree(f"of {_text(ranks)}, {rank} and {other} would meet in a subtree of {size}")
-    if len(sides) != 2:
+    if len(sides) == 1:
+        raise NotATree(f"{_text(ranks)} never meet all together")
+    if len(sides) > 2:
         raise NotATree(f"{_text(ranks)} split into {len(sides)} parts at once: no binary addition does that")
     left, right = sorted(sides, key=lambda side: (-len(side), side[0]))
     return (_rebuild(left, sizes), _rebuild(right, sizes))

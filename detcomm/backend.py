@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other form of the backend: a ``Backend`` inside a stock process group, for torch >= 2.14."""
+"""The other form of the backend: a ``Backend`` inside a stock process group, for torch >= 2.14.
+
+Of a Python work, torch 2.14's wrapper passes on ``wait`` and ``get_future`` alone: ``is_completed`` never becomes true, and
+a ``recv`` without a source receives, but cannot tell from whom. ``split_group`` is the ``ProcessGroup`` form's alone.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -24,6 +28,11 @@ class Backend(TorchMethods, C10dBackend):
     def supports_coalescing(self) -> bool:
         return True
 
+    @property
+    def options(self) -> C10dBackend.Options:
+        """As torch's own options, which say little; without it, torch asks itself for ever."""
+        return C10dBackend.Options(BACKEND_NAME, timedelta(seconds=self._group.timeout_s))
+
     def getBackendName(self) -> str:
         return BACKEND_NAME
 
@@ -47,7 +56,7 @@ class Backend(TorchMethods, C10dBackend):
         timeout = getattr(opts, "timeout", opts)
         if timeout is not None and not isinstance(timeout, timedelta):
             raise UsageError(f"monitored_barrier: expected a timeout, got {timeout!r}")
-        super().monitored_barrier(timeout if timeout and timeout > timedelta(0) else None, wait_all_ranks)
+        super().monitored_barrier(timeout if timeout is not None and timeout >= timedelta(0) else None, wait_all_ranks)
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.set_timeout(timeout)

@@ -166,7 +166,7 @@ class TorchMethods:
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """As gloo's: rank 0 names the ranks that did not come."""
         self._group.check_usable()
-        limit = timeout or timedelta(seconds=self._group.timeout_s)
+        limit = timedelta(seconds=self._group.timeout_s) if timeout is None else timeout
         self._group.movement.inner.monitored_barrier(limit, wait_all_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 NATIVE := $(shell find CMakeLists.txt native -type f 2>/dev/null)
 
-.PHONY: demo test test-inprocess test-multiprocess test-native test-matrix conformance check format bench
+.PHONY: demo test test-inprocess test-multiprocess test-native test-matrix test-conformance conformance check format bench
 
 demo: $(VENV)/built
 	PYTHON=$(BIN)/python scripts/demo
@@ -27,8 +27,12 @@ test-native: $(VENV)/built
 test-matrix: $(VENV)/built
 	$(PYTEST) -q -n auto -m matrix tests
 
-conformance: $(VENV)/built
+test-conformance: $(VENV)/built
 	$(PYTEST) -q -n 2 --dist worksteal tests/conformance
+
+# Torch's own suite of distributed tests, gloo beside detcomm: half an hour. Writes docs/conformance.md.
+conformance: $(VENV)/built
+	$(BIN)/python -m tests.torch_suite.run --page docs/conformance.md
 
 check: $(VENV)/built
 	$(BIN)/ruff format --check .

@@ -49,12 +49,12 @@ def print_prices(
     console.print(f"\n[bold]estimated[/bold] on {machine.name}; all-reduce of {dtype.value}, tree, {mode}")
     if chosen.text != "ring":
         told = price(chosen, own, world, machine)
-        console.print(f"{chosen.text}: {_time(told.time_us)}, {told.num_steps} steps, in {told.num_pieces} pieces")
+        console.print(f"{chosen.text}: {time_text(told.time_us)}, {told.num_steps} steps, in {told.num_pieces} pieces")
     by_size = Table("message", "ring", "best of tree", "schedule", "pieces", "ratio", title=f"{world:,} ranks")
     for size in MESSAGE_BYTES:
-        by_size.add_row(_size(size), *_row(Message.of(size, dtype, mode), world, machine))
+        by_size.add_row(size_text(size), *_row(Message.of(size, dtype, mode), world, machine))
     console.print(by_size)
-    by_world = Table("ranks", "ring", "best of tree", "schedule", "pieces", "ratio", title=_size(num_bytes))
+    by_world = Table("ranks", "ring", "best of tree", "schedule", "pieces", "ratio", title=size_text(num_bytes))
     for ranks in WORLD_SIZES:
         by_world.add_row(f"{ranks:,}", *_row(own, ranks, machine))
     console.print(by_world)
@@ -78,10 +78,10 @@ def plot_prices(path: Path, machine: Machine, dtype: DType, mode: Accumulate) ->
         best = [best_price(message, ranks, machine).time_us for ranks in WORLD_SIZES]
         ring = [ring_price(message, ranks, machine).time_us for ranks in WORLD_SIZES]
         color = f"C{index}"
-        times.plot(WORLD_SIZES, best, color=color, marker="o", markersize=3, label=_size(size))
+        times.plot(WORLD_SIZES, best, color=color, marker="o", markersize=3, label=size_text(size))
         times.plot(WORLD_SIZES, ring, color=color, linestyle="--", linewidth=1)
         ratio = [mine / theirs for mine, theirs in zip(best, ring, strict=True)]
-        ratios.plot(WORLD_SIZES, ratio, color=color, marker="o", markersize=3, label=_size(size))
+        ratios.plot(WORLD_SIZES, ratio, color=color, marker="o", markersize=3, label=size_text(size))
     times.set(xscale="log", yscale="log", xlabel="ranks", ylabel="us", title="tree (solid), NCCL's ring (dashed)")
     ratios.set(xscale="log", yscale="log", xlabel="ranks", ylabel="time of tree / time of ring", title="ratio")
     ratios.axhline(1.0, color="black", linewidth=0.8)
@@ -96,14 +96,16 @@ def plot_prices(path: Path, machine: Machine, dtype: DType, mode: Accumulate) ->
 def _row(message: Message, world: int, machine: Machine) -> tuple[str, ...]:
     ring, best = ring_price(message, world, machine), best_price(message, world, machine)
     ratio = best.time_us / ring.time_us
-    return _time(ring.time_us), _time(best.time_us), best.schedule, str(best.num_pieces), f"{ratio:.2f}"
+    return time_text(ring.time_us), time_text(best.time_us), best.schedule, str(best.num_pieces), f"{ratio:.2f}"
 
 
-def _time(time_us: float) -> str:
+def time_text(time_us: float) -> str:
+    """A time for people: microseconds, or milliseconds from ten on."""
     return f"{time_us:,.0f} us" if time_us < 10_000 else f"{time_us / 1000:,.1f} ms"
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """A number of bytes for people."""
     for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if num_bytes >= 1 << shift:
             return f"{num_bytes / (1 << shift):g} {unit}"

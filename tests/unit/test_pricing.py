@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost model: its loads are those of the plans that run, and the proof of large worlds can fail."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +128,12 @@ def test_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot_prices(tmp_path / "prices.png", MACHINE, DType.BFLOAT16, "float32")
     assert (tmp_path / "prices.png").stat().st_size > 10_000
+
+
+def test_the_tables_of_the_document_are_the_models() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "scaling"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, "run scripts/scaling" + done.stderr
 
 
 def test_large_worlds_are_proved_by_stages() -> None:

@@ -83,7 +83,6 @@ def probe_command(
                         advance=lambda: progress.advance(task),
                     )
                 )
-    examined.close()
     breaches = [breach for probed in probings if promised for breach in probed.breaches(promised)]
     if place.speaks:
         console.print(f"[bold]{backend}[/bold] on {device}, {examined.world_size} ranks")
@@ -96,6 +95,8 @@ def probe_command(
             json_file.write_text(json.dumps(content | {"probings": probed_json, "breaches": breaches}, indent=1) + "\n")
         if drawing is not None:
             draw(f"{backend}, {examined.world_size} ranks", probings, drawing)
+    examined.tell(None)  # rank 0 has told all: a launcher ends every rank as soon as one exits with 1
+    examined.close()
     if breaches or not all(probed.explained for probed in probings):
         raise typer.Exit(1)
 

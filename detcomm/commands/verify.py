@@ -60,13 +60,14 @@ def verify_command(
     console = Console(quiet=not place.speaks, width=None if sys.stdout.isatty() else _WIDTH)
     with Console(stderr=True, quiet=not place.speaks).status("verifying") as status:
         verdict = verify(examined, scope, status.update)
-    examined.close()
     if place.speaks:
         console.print(f"[bold]{backend}[/bold] on {device}, {examined.world_size} ranks, {scope.count} elements")
         _show(console, verdict)
         if json_file is not None:
             content = {"backend": backend, "device": device, "count": scope.count} | verdict.to_json()
             json_file.write_text(json.dumps(content, indent=1) + "\n")
+    examined.tell(None)  # rank 0 has told all: a launcher ends every rank as soon as one exits with 1
+    examined.close()
     if not verdict.holds:
         raise typer.Exit(1)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from detcomm.errors import UsageError
 from tests import launch, launch_mpi
 
 ASSOCIATIONS = ("tree", "linear", "ring")
@@ -113,6 +114,15 @@ def test_mpi_is_probed_under_its_own_launcher(tmp_path: Path) -> None:
 
 
 def test_a_backend_that_torch_does_not_know_is_refused() -> None:
-    output = _detcomm("probe", "--nproc", "2", "--backend", "carrier-pigeon", exit_code=2)
-    assert "torch knows no 'carrier-pigeon'" in output
-    assert "Traceback" not in output
+    from detcomm.reducers import examine
+
+    for arguments, says in (
+        (("carrier-pigeon",), "torch knows no 'carrier-pigeon'; it knows .*gloo.*, and mpi"),
+        (("cpu:gloo,cuda:nckl",), "torch knows no 'nckl'"),
+        (("gloo", "tpu"), "--device: expected cpu or cuda, got 'tpu'"),
+        (("mpi", "cuda"), "MPI is examined on cpu"),
+        (("nccl",), "--backend nccl needs --device cuda"),
+        (("gloo", "cpu", ["no_such_module"]), "--import no_such_module: "),
+    ):
+        with pytest.raises(UsageError, match=says):
+            examine(*arguments)

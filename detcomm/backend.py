@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The other form of the backend: a ``Backend`` inside a stock process group, for torch >= 2.14.
 
-Of a Python work, torch 2.14's wrapper passes on ``wait`` and ``get_future`` alone: ``is_completed`` never becomes true, and
-a ``recv`` without a source receives, but cannot tell from whom. ``split_group`` is the ``ProcessGroup`` form's alone.
+Of a Python work, torch 2.14's wrapper passes on ``wait`` and ``get_future`` alone: ``is_completed`` never becomes true,
+and a ``recv`` without a source cannot tell from whom it received. ``split_group`` is for the other form alone.
 """
 
 from datetime import timedelta

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import detcomm
 from tests import inputs, oracle
 from tests.launch import Ranks
-from tests.torch_tensors import bits, group, tensor
+from tests.torch_tensors import bits, form_under_test, group, tensor
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def _facts(rank: int, world_size: int) -> dict[str, object]:
             "name": bool(pg.group_name),
             "desc": pg.group_desc,
             "pg name": pg.name(),
-            "devices": [device.type for device in pg._device_types],
+            "devices": sorted(device.type for device in pg._device_types),
             "device backend": pg._get_backend(torch.device("cpu")).name(),
             "counted": pg._get_sequence_number_for_group() - before,
         }
@@ -48,8 +48,8 @@ def test_facts_of_a_group(ranks: Ranks) -> None:
             "backend": "detcomm",
             "name": True,
             "desc": "default_pg",
-            "pg name": "detcomm",
-            "devices": ["cpu"],
+            "pg name": "detcomm" if form_under_test() == "process_group" else "custom",
+            "devices": ["cpu"] if form_under_test() == "process_group" else ["cpu", "cuda"],
             "device backend": "detcomm",
             "counted": 1,
         }
@@ -71,16 +71,6 @@ def _subgroups(rank: int, world_size: int) -> list[bool]:
             outcome.append(bits(value) == inputs.bits(expected).tobytes())
             dist.broadcast(value, 3, group=subgroup)
         dist.barrier()
-        split = dist.group.WORLD.split_group([3, 1], group_name="two", group_desc="split")
-        if rank in (1, 3):
-            value = tensor(given[rank], "float32")
-            split.allreduce([value]).wait()
-            expected = oracle.reduce([given[3], given[1]], "float32", "sum")
-            outcome.append(bits(value) == inputs.bits(expected).tobytes())
-            outcome.append((split.group_name, split.group_desc, split.rank()) == ("two", "split", [3, 1].index(rank)))
-            split.shutdown()
-        else:
-            outcome.append(split is None)
         if rank in members:
             dist.destroy_process_group(subgroup)
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
@@ -92,6 +82,27 @@ def _subgroups(rank: int, world_size: int) -> list[bool]:
 
 def test_subgroups(ranks: Ranks) -> None:
     assert all(map(all, ranks.run(_subgroups)))
+
+
+def _split(rank: int, world_size: int) -> list[bool]:
+    given = inputs.make("float32", 200, world_size, 2)
+    with group() as pg:
+        split = pg.split_group([3, 1], group_name="two", group_desc="split")
+        if rank not in (1, 3):
+            return [split is None]
+        value = tensor(given[rank], "float32")
+        split.allreduce([value]).wait()
+        expected = oracle.reduce([given[3], given[1]], "float32", "sum")
+        split.shutdown()
+        return [
+            bits(value) == inputs.bits(expected).tobytes(),
+            (split.group_name, split.group_desc, split.rank()) == ("two", "split", [3, 1].index(rank)),
+        ]
+
+
+@pytest.mark.skipif(form_under_test() == "backend", reason="splitting is the other form's alone")
+def test_split_group(ranks: Ranks) -> None:
+    assert all(map(all, ranks.run(_split)))
 
 
 def _composite(rank: int, world_size: int, backend: str) -> dict[str, object]:
@@ -126,13 +137,13 @@ def _cuda_alone(rank: int, world_size: int) -> str:
     with group(backend="cuda:detcomm"):
         try:
             dist.all_reduce(torch.ones(3))
-        except detcomm.UsageError as error:
+        except RuntimeError as error:
             return str(error)
     return "no error"
 
 
 def test_a_group_for_cuda_alone_takes_no_cpu_tensors(ranks: Ranks) -> None:
-    assert all("no backend for CPU tensors" in text for text in ranks.run(_cuda_alone))
+    assert all("no backend for CPU tensors" in text or "No backend type" in text for text in ranks.run(_cuda_alone))
 
 
 def _again_and_again(rank: int, world_size: int) -> bool:

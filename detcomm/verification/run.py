@@ -52,7 +52,7 @@ class Scope:
     dtypes: tuple[DType, ...] = tuple(DType)
     ops: tuple[ReduceOp, ...] = tuple(ReduceOp)
     count: int = 4099
-    chunk_bytes: tuple[int | None, ...] = (None, 256, 4096)
+    chunk_bytes: tuple[int | None, ...] = (None, 2048)
     precisions: tuple[str, ...] = ("float32", "wire")
     every_golden_world: bool = True
 

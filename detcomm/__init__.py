@@ -39,6 +39,7 @@ __all__ = [
 
 if find_spec("torch") is not None:
     from detcomm import torch_backend
+    from detcomm.shared_allocation import shared_empty as shared_empty
 
     fill_environment()
     torch_backend.register()

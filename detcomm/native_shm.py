@@ -77,7 +77,7 @@ class NativeParcel(ctypes.Structure):
 _POINTER = ctypes.c_void_p
 SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "dc_shm_segment_bytes": (ctypes.c_uint64, (ctypes.c_int32, _POINTER)),
-    "dc_shm_open": (_POINTER, (ctypes.c_int32, ctypes.c_int32, _POINTER, _POINTER, _POINTER)),
+    "dc_shm_open": (_POINTER, (ctypes.c_int32, ctypes.c_int32, *(_POINTER,) * 5)),
     "dc_shm_close": (None, (_POINTER,)),
     "dc_shm_run": (ctypes.c_int32, (_POINTER, _POINTER, _POINTER, _POINTER, ctypes.c_double, ctypes.c_double)),
     "dc_shm_agree": (ctypes.c_int32, (_POINTER, ctypes.c_char_p, ctypes.c_double)),

@@ -19,6 +19,7 @@ from detcomm.header import ranks_text
 from detcomm.store_access import read_all
 from detcomm.transports.memory_segment import Address, Mapping, OwnSegment, available_bytes, open_peer
 from detcomm.transports.shared_group import SharedGroup, segment_bytes, tuning_for
+from detcomm.transports.shared_heap import process_heap
 from detcomm.transports.shared_memory import SharedMemoryTransport
 
 _SPARE_BYTES = 64 << 20
@@ -31,15 +32,16 @@ class _Answer:
 
     error: str = ""
     address: str = ""
+    heap: str = ""
     cores: tuple[int, ...] = ()
 
     def encode(self) -> str:
-        return json.dumps([self.error, self.address, self.cores])
+        return json.dumps([self.error, self.address, self.heap, self.cores])
 
     @classmethod
     def decode(cls, text: str) -> "_Answer":
-        error, address, cores = json.loads(text)
-        return cls(error, address, tuple(cores))
+        error, address, heap, cores = json.loads(text)
+        return cls(error, address, heap, tuple(cores))
 
 
 def meet(
@@ -60,12 +62,13 @@ def meet(
     own: OwnSegment | None = None
     peers: dict[int, Mapping] = {}
     pidfds: dict[int, int] = {}
+    heaps: dict[int, Mapping] = {}
     with contextlib.ExitStack() as on_failure:
 
         def release() -> None:
             if own is not None:
                 own.close()
-            for mapping in peers.values():
+            for mapping in (*peers.values(), *heaps.values()):
                 mapping.close()
             for pidfd in pidfds.values():
                 os.close(pidfd)
@@ -74,7 +77,7 @@ def meet(
         try:
             own = _make_segment(world_size, chunk_bytes)
             cores = tuple(sorted(os.sched_getaffinity(0)))
-            answer = _Answer(address=own.address.encode(), cores=cores)
+            answer = _Answer(address=own.address.encode(), heap=_own_heap(), cores=cores)
         except (DetcommError, OSError) as error:
             answer = _Answer(error=str(error))
         answers = _round(store, "segment", rank, world_size, answer, deadline)
@@ -82,15 +85,19 @@ def meet(
             for peer in range(world_size):
                 if peer != rank:
                     peers[peer], pidfds[peer] = open_peer(peer, Address.decode(answers[peer].address))
-            answer = _Answer()
+            if all(said.heap for said in answers):
+                _open_heaps(rank, answers, heaps)
+            answer = _Answer(heap="open" if heaps else "")
         except (DetcommError, OSError) as error:
             answer = _Answer(error=str(error))
-        _round(store, "mapped", rank, world_size, answer, deadline)
+        mapped = _round(store, "mapped", rank, world_size, answer, deadline)
         assert own is not None  # or a round has raised
         own.seal()
         num_cores = len({core for answer in answers for core in answer.cores})
         tuning = tuning_for(world_size, chunk_bytes, num_cores)
-        transport = SharedMemoryTransport(SharedGroup(rank, world_size, own, peers, pidfds, tuning))
+        own_heap = process_heap().segment.mapping if all(said.heap for said in mapped) else None
+        group = SharedGroup(rank, world_size, own, peers, pidfds, own_heap, heaps, tuning)
+        transport = SharedMemoryTransport(group)
         on_failure.pop_all()
         return transport
 
@@ -107,6 +114,27 @@ def _make_segment(world_size: int, chunk_bytes: int | None) -> OwnSegment:
             f"{available >> 20} MiB left; a smaller chunk_bytes needs less"
         )
     return OwnSegment(num_bytes)
+
+
+def _own_heap() -> str:
+    """Where the shared allocations of this process are; empty if it can have none, which only costs speed."""
+    try:
+        return process_heap().segment.address.encode()
+    except OSError:
+        return ""
+
+
+def _open_heaps(rank: int, answers: list[_Answer], heaps: dict[int, Mapping]) -> None:
+    """Map the other ranks' shared allocations; none of them if one cannot be mapped."""
+    try:
+        for peer, said in enumerate(answers):
+            if peer != rank:
+                heaps[peer], pidfd = open_peer(peer, Address.decode(said.heap))
+                os.close(pidfd)
+    except (TransportError, OSError):
+        for mapping in heaps.values():
+            mapping.close()
+        heaps.clear()
 
 
 def _round(store: Store, name: str, rank: int, world_size: int, answer: _Answer, deadline: float) -> list[_Answer]:

@@ -43,6 +43,9 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.restype = ctypes.c_int
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.restype = ctypes.c_int
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MADV_REMOVE = 9
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -63,18 +66,25 @@ class Mapping:
             _libc.munmap(self.address, self.num_bytes)
             self.address = 0
 
+    def discard(self, offset: int, num_bytes: int) -> None:
+        """Give whole pages back; they read as zeros afterwards."""
+        _libc.madvise(self.address + offset, num_bytes, _MADV_REMOVE)
+
     def tail(self, num_bytes: int) -> bytes:
         """The last bytes."""
         return ctypes.string_at(self.address + self.num_bytes - num_bytes, num_bytes)
 
 
 class OwnSegment:
-    """A segment of this process: zeroed memory, with the nonce in an extra last page."""
+    """A segment of this process: zeroed memory, with the nonce in an extra last page.
 
-    def __init__(self, num_bytes: int) -> None:
+    Pages that are never touched take no memory. ``name`` is what ``/proc/PID/maps`` shows.
+    """
+
+    def __init__(self, num_bytes: int, name: str = "detcomm") -> None:
         total = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES
         nonce = secrets.token_bytes(NONCE_BYTES)
-        self.descriptor = os.memfd_create("detcomm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.fchmod(self.descriptor, 0o600)
             os.ftruncate(self.descriptor, total)

@@ -52,6 +52,8 @@ class SharedGroup:
         own: this rank's segment; owned from now on, like all that follows.
         peers: the other ranks' segments, by rank.
         pidfds: a descriptor of each other rank's process, by rank.
+        own_heap: this process's shared allocations, not owned; ``None`` if some rank cannot see all heaps.
+        heaps: the other ranks' shared allocations, by rank; empty if some rank cannot see all.
         tuning: see ``tuning_for``.
     """
 
@@ -62,6 +64,8 @@ class SharedGroup:
         own: OwnSegment,
         peers: dict[int, Mapping],
         pidfds: dict[int, int],
+        own_heap: Mapping | None,
+        heaps: dict[int, Mapping],
         tuning: native_shm.Tuning,
     ) -> None:
         self.rank = rank
@@ -69,14 +73,20 @@ class SharedGroup:
         self._own = own
         self._peers = peers
         self._pidfds = pidfds
+        self._heaps = heaps
         self._functions = native_shm.functions()
         addresses = [own.mapping.address if peer == rank else peers[peer].address for peer in range(world_size)]
         descriptors = [pidfds.get(peer, -1) for peer in range(world_size)]
+        everybody = heaps if own_heap is None else heaps | {rank: own_heap}
+        heap_addresses = [everybody[peer].address if peer in everybody else None for peer in range(world_size)]
+        heap_bytes = [everybody[peer].num_bytes if peer in everybody else 0 for peer in range(world_size)]
         self._handle: int | None = self._functions.dc_shm_open(
             rank,
             world_size,
             (ctypes.c_void_p * world_size)(*addresses),
             (ctypes.c_int32 * world_size)(*descriptors),
+            (ctypes.c_void_p * world_size)(*heap_addresses),
+            (ctypes.c_uint64 * world_size)(*heap_bytes),
             ctypes.byref(tuning),
         )
         if self._handle is None:
@@ -156,7 +166,7 @@ class SharedGroup:
             return
         self._functions.dc_shm_close(self._handle)
         self._handle = None
-        for mapping in self._peers.values():
+        for mapping in (*self._peers.values(), *self._heaps.values()):
             mapping.close()
         for pidfd in self._pidfds.values():
             os.close(pidfd)

@@ -91,11 +91,12 @@ uint64_t dc_shm_segment_bytes(int32_t world_size, const dc_shm_tuning *tuning);
 
 /*
  * Joins rank `rank` to its peers. segments[r] is where rank r's segment is mapped here. pidfds[r] is a descriptor that
- * polls readable when the process of rank r has ended, or -1 not to look (threads of one process).
- * NULL if an argument is out of range.
+ * polls readable when the process of rank r has ended, or -1 not to look (threads of one process). heaps[r] is
+ * where the shared allocations of rank r are mapped here, heap_bytes[r] long, or NULL; large messages that lie there on
+ * every rank are not staged. NULL if an argument is out of range.
  */
 dc_shm_group *dc_shm_open(int32_t rank, int32_t world_size, void *const *segments, const int32_t *pidfds,
-                          const dc_shm_tuning *tuning);
+                          void *const *heaps, const uint64_t *heap_bytes, const dc_shm_tuning *tuning);
 
 /* Frees the group and tells the peers that this rank has left; unmaps and closes nothing. */
 void dc_shm_close(dc_shm_group *group);

@@ -43,10 +43,11 @@ std::uint64_t dc_shm_segment_bytes(std::int32_t world_size, const dc_shm_tuning*
 }
 
 dc_shm_group* dc_shm_open(std::int32_t rank, std::int32_t world_size, void* const* segments,
-                          const std::int32_t* pidfds, const dc_shm_tuning* tuning) {
+                          const std::int32_t* pidfds, void* const* heaps, const std::uint64_t* heap_bytes,
+                          const dc_shm_tuning* tuning) {
   if (!is_valid(world_size, tuning) || rank < 0 || rank >= world_size) return nullptr;
   try {
-    return new dc_shm_group(rank, world_size, segments, pidfds, *tuning);
+    return new dc_shm_group(rank, world_size, segments, pidfds, heaps, heap_bytes, *tuning);
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -66,7 +67,7 @@ std::int32_t dc_shm_run(dc_shm_group* group, const dc_shm_call* call, const void
 
 std::int32_t dc_shm_agree(dc_shm_group* group, const std::uint8_t* digest, double timeout_s) {
   return guarded(*group, timeout_s, [&]() -> dc_shm_status {
-    group->show_digest(digest);
+    group->show(digest, {-1, -1});
     const dc_shm_status status = group->barrier();
     return status != DC_SHM_OK ? status : group->compare_digests();
   });

@@ -55,11 +55,17 @@ bool has_ended(std::int32_t pidfd) {
 }  // namespace
 
 dc_shm_group::dc_shm_group(int rank, int world_size, void* const* segments, const std::int32_t* pidfds,
-                           const dc_shm_tuning& tuning)
-    : rank_(rank), world_size_(world_size), tuning_(tuning), layout_(world_size, tuning) {
+                           void* const* heaps, const std::uint64_t* heap_bytes, const dc_shm_tuning& tuning)
+    : rank_(rank),
+      world_size_(world_size),
+      tuning_(tuning),
+      layout_(world_size, tuning),
+      own_heap_bytes_(heaps[rank] == nullptr ? 0 : heap_bytes[rank]) {
   for (int peer = 0; peer < world_size; ++peer) {
     segments_.emplace_back(segments[peer], layout_);
     pidfds_.push_back(pidfds[peer]);
+    heaps_.push_back(static_cast<std::byte*>(heaps[peer]));
+    if (heaps[peer] == nullptr) own_heap_bytes_ = 0;  // some rank cannot see all heaps, so no memory counts as shared
   }
 }
 
@@ -125,9 +131,18 @@ dc_shm_status dc_shm_group::barrier() {
       });
 }
 
-void dc_shm_group::show_digest(const std::uint8_t* digest) {
+void dc_shm_group::show(const std::uint8_t* digest, detcomm::shm::Placement placement) {
   call_parity_ ^= 1U;
   std::memcpy(mine().control().digests[call_parity_], digest, DC_SHM_DIGEST_BYTES);
+  mine().control().placements[call_parity_] = placement;
+}
+
+std::int64_t dc_shm_group::offset_in_heap(const void* memory, std::uint64_t num_bytes) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(memory);
+  const auto begin = reinterpret_cast<std::uintptr_t>(heaps_[static_cast<std::size_t>(rank_)]);
+  const bool inside = own_heap_bytes_ != 0 && address >= begin && address - begin <= own_heap_bytes_ &&
+                      num_bytes <= own_heap_bytes_ - (address - begin);
+  return inside ? static_cast<std::int64_t>(address - begin) : -1;
 }
 
 dc_shm_status dc_shm_group::compare_digests() const {

@@ -13,7 +13,7 @@ struct dc_shm_group {
   using Clock = std::chrono::steady_clock;
 
   dc_shm_group(int rank, int world_size, void* const* segments, const std::int32_t* pidfds,
-               const dc_shm_tuning& tuning);
+               void* const* heaps, const std::uint64_t* heap_bytes, const dc_shm_tuning& tuning);
   dc_shm_group(const dc_shm_group&) = delete;
   dc_shm_group& operator=(const dc_shm_group&) = delete;
 
@@ -31,9 +31,14 @@ struct dc_shm_group {
   dc_shm_status barrier();
 
   // The agreement on a call: each rank shows its digest before a barrier and compares all of them after it, so that all
-  // ranks come to the same verdict.
-  void show_digest(const std::uint8_t* digest);
+  // ranks come to the same verdict. What is shown beside it is as good as agreed then.
+  void show(const std::uint8_t* digest, detcomm::shm::Placement placement);
   dc_shm_status compare_digests() const;
+  detcomm::shm::Placement placement(int rank) const { return segment(rank).control().placements[call_parity_]; }
+
+  // The offset of this rank's memory in its shared allocations, or -1; and any rank's memory by that offset.
+  std::int64_t offset_in_heap(const void* memory, std::uint64_t num_bytes) const;
+  std::byte* heap(int rank, std::int64_t offset) const { return heaps_[static_cast<std::size_t>(rank)] + offset; }
 
   // Texts from all ranks, gathered the same way.
   dc_shm_status gather_texts(const char* mine, char* all);
@@ -68,6 +73,8 @@ struct dc_shm_group {
   detcomm::shm::Layout layout_;
   std::vector<detcomm::shm::Segment> segments_;
   std::vector<std::int32_t> pidfds_;
+  std::vector<std::byte*> heaps_;
+  std::uint64_t own_heap_bytes_;
   Clock::time_point deadline_{};
   std::uint64_t barriers_ = 0;
   unsigned input_parity_ = 0;

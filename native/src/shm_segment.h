@@ -33,6 +33,11 @@ struct alignas(kCacheLine) Bell {
   std::atomic<std::uint32_t> sleepers;
 };
 
+// Where a rank's input and output of one call lie in its shared allocations; negative, elsewhere.
+struct Placement {
+  std::int64_t input, output;
+};
+
 struct Control {
   alignas(kCacheLine) std::atomic<std::uint64_t> arrivals;  // rank 0's: of all ranks, over all barriers
   Bell generation;                                          // rank 0's: barriers that are complete
@@ -42,6 +47,7 @@ struct Control {
   alignas(kCacheLine) FaultRecord fault;
   // Double-buffered as the inputs are: the readers of one call's are done before the call after the next writes.
   alignas(kCacheLine) std::uint8_t digests[2][DC_SHM_DIGEST_BYTES];
+  Placement placements[2];
   alignas(kCacheLine) char texts[2][DC_SHM_TEXT_BYTES];
 };
 

@@ -40,19 +40,23 @@ class World {
       void* segment = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
       std::memset(segment, 0, bytes);
       segments_.push_back(segment);
+      heaps_.push_back(std::calloc(kHeapBytes, 1));
     }
   }
   ~World() {
     for (void* segment : segments_) std::free(segment);
+    for (void* heap : heaps_) std::free(heap);
   }
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
   void run(const std::function<void(dc_shm_group*, int)>& body) {
     const std::vector<std::int32_t> pidfds(static_cast<std::size_t>(size_), -1);
+    const std::vector<std::uint64_t> heap_bytes(static_cast<std::size_t>(size_), kHeapBytes);
     std::vector<dc_shm_group*> groups;
     for (int rank = 0; rank < size_; ++rank) {
-      groups.push_back(dc_shm_open(rank, size_, segments_.data(), pidfds.data(), &tuning_));
+      groups.push_back(
+          dc_shm_open(rank, size_, segments_.data(), pidfds.data(), heaps_.data(), heap_bytes.data(), &tuning_));
       CHECK(groups.back() != nullptr);
     }
     std::vector<std::thread> ranks;
@@ -63,12 +67,15 @@ class World {
     for (dc_shm_group* group : groups) dc_shm_close(group);
   }
 
-  int size() const { return size_; }
+  float* heap(int rank) const { return static_cast<float*>(heaps_[static_cast<std::size_t>(rank)]); }
+
+  static constexpr std::size_t kHeapBytes = 1 << 16;
 
  private:
   int size_;
   dc_shm_tuning tuning_;
   std::vector<void*> segments_;
+  std::vector<void*> heaps_;
 };
 
 dc_shm_tuning small_tuning(int world_size) {
@@ -109,6 +116,7 @@ struct Case {
   std::uint64_t count;
   bool in_place;
   std::uint32_t seed;
+  bool shared = false;
 };
 
 bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
@@ -122,7 +130,7 @@ std::vector<std::uint64_t> shards_of(const Case& c, int world_size) {
   return borders;
 }
 
-void run_case(dc_shm_group* group, int rank, int world_size, const Case& c) {
+void run_case(dc_shm_group* group, int rank, int world_size, const Case& c, float* heap = nullptr) {
   const bool sharded = c.collective == DC_SHM_REDUCE_SCATTER || c.collective == DC_SHM_ALL_GATHER;
   const std::vector<std::uint64_t> shards = shards_of(c, world_size);
   const std::uint64_t begin = sharded ? shards[static_cast<std::size_t>(rank)] : 0;
@@ -139,15 +147,17 @@ void run_case(dc_shm_group* group, int rank, int world_size, const Case& c) {
   call.count = c.count;
   call.shards = sharded ? shards.data() : nullptr;
 
-  std::vector<float> whole(c.count + 1);
+  std::vector<float> own(2 * (c.count + 1));
+  float* whole = c.shared ? heap : own.data();
+  float* other = whole + c.count + 1;
   for (std::uint64_t elem = 0; elem < c.count; ++elem) whole[elem] = operand(rank, elem, c.seed);
-  std::vector<float> other(c.count + 1, -1.0F);
-  const float* input = whole.data();
-  float* output = c.in_place ? whole.data() : other.data();
+  std::fill(other, other + c.count + 1, -1.0F);
+  const float* input = whole;
+  float* output = c.in_place ? whole : other;
   if (c.collective == DC_SHM_ALL_GATHER) {
-    input = whole.data() + begin;
+    input = whole + begin;
   } else if (c.in_place) {
-    output = whole.data() + begin;
+    output = whole + begin;
   }
   CHECK(dc_shm_run(group, &call, input, output, 1.0, 60.0) == DC_SHM_OK);
   if (c.collective == DC_SHM_REDUCE && rank != call.root) return;
@@ -174,11 +184,18 @@ void test_collectives(int world_size, int num_cases) {
     c.count = random() % 3 != 0 ? random() % (4 * border) : border * (random() % 4) + random() % 3;
     c.in_place = random() % 2 != 0;
     c.seed = static_cast<std::uint32_t>(i);
+    c.shared = random() % 2 != 0;
     cases.push_back(c);
   }
   World world(world_size, small_tuning(world_size));
   world.run([&](dc_shm_group* group, int rank) {
-    for (const Case& c : cases) run_case(group, rank, world_size, c);
+    for (const Case& c : cases) {
+      run_case(group, rank, world_size, c, world.heap(rank));
+      // A mixture, where some ranks' memory is shared and others' is not, is staged.
+      Case mixed = c;
+      mixed.shared = rank % 2 == 0;
+      run_case(group, rank, world_size, mixed, world.heap(rank));
+    }
   });
 }
 
@@ -262,13 +279,9 @@ void test_faults(int world_size, bool aborts) {
 }
 
 void test_arguments() {
-  const dc_shm_tuning good = small_tuning(2);
-  dc_shm_tuning bad = good;
-  bad.chunk_bytes = 63;
-  CHECK(dc_shm_segment_bytes(2, &good) != 0);
-  CHECK(dc_shm_segment_bytes(1, &good) == 0);
-  CHECK(dc_shm_segment_bytes(DC_SHM_MAX_RANKS + 1, &good) == 0);
-  CHECK(dc_shm_segment_bytes(2, &bad) == 0);
+  const dc_shm_tuning good = small_tuning(2), bad = {63, 200, 64, 1000};
+  CHECK(dc_shm_segment_bytes(2, &good) != 0 && dc_shm_segment_bytes(2, &bad) == 0);
+  CHECK(dc_shm_segment_bytes(1, &good) == 0 && dc_shm_segment_bytes(DC_SHM_MAX_RANKS + 1, &good) == 0);
 }
 
 }  // namespace
@@ -276,7 +289,7 @@ void test_arguments() {
 int main() {
   test_arguments();
   for (const int world_size : {2, 3, 4, 5, 8}) {
-    test_collectives(world_size, 120);
+    test_collectives(world_size, 50);
     test_exchange(world_size);
     test_mismatch(world_size);
     test_faults(world_size, false);

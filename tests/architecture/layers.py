@@ -24,9 +24,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "store_access",
         ),
     ),
-    ("transports", ("transports", "shared_memory_rendezvous", "connect")),
+    ("transports", ("transports", "shared_allocation", "shared_memory_rendezvous", "connect")),
     ("execution", ("agreement", "executor", "memory", "communicator")),
     ("checks", ("golden_vectors", "testing")),
+    ("cuda", ("cuda",)),
     (
         "watch",
         (
@@ -34,12 +35,18 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             *("watch", "watch_thread", "watched_group", "watched_store"),
         ),
     ),
-    ("group", ("torch_calls", "work", "worker", "coalescing", "movement", "group")),
+    (
+        "group",
+        (
+            *("tensor_memory", "torch_calls", "work", "worker", "coalescing", "movement", "lazy_cuda", "group"),
+            *("cuda.works", "cuda.group", "cuda.movement"),
+        ),
+    ),
     (
         "torch",
         (
             *("outside_dynamo", "sparse", "torch_methods", "process_group", "cuda_process_group", "backend"),
-            *("group_assembly", "torch_backend"),
+            *("batched_p2p", "group_assembly", "torch_backend"),
         ),
     ),
     ("tools", ("draw", "contributions", "reducers", "probing", "verification", "pricing", "bench", "commands")),
@@ -64,6 +71,7 @@ DECIDE_BITS = (
     "detcomm/executor.py",
     "detcomm/float_environment.py",
     "detcomm/portable_fold.py",
+    "detcomm/cuda/compile.py",
     "native/",
 )
 """Where a line may carry the mark ``bits:``, since result bits depend on it. Elsewhere such a line is misplaced."""

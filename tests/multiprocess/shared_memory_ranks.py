@@ -11,12 +11,14 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.distributed import PrefixStore, TCPStore
 
 from detcomm.association import Association
 from detcomm.call import Call
 from detcomm.collectives import Accumulate, Collective, DType, ReduceOp
+from detcomm.shared_allocation import shared_empty
 from detcomm.shared_memory_rendezvous import meet
 from detcomm.transports.shared_memory import SharedMemoryTransport
 from tests import inputs, oracle
@@ -51,7 +53,8 @@ def connected(rank: int, world_size: int, *, chunk_bytes: int | None = None) -> 
 class Case:
     """One collective, in words that both the transport and the oracle know.
 
-    ``alignment`` is where the input starts within a cache line, in bytes; the output starts elsewhere.
+    ``alignment`` is where the input starts within a cache line, in bytes; the output starts elsewhere. The memory of
+    the ranks in ``shared_on`` comes from ``detcomm.shared_empty``.
     """
 
     collective: str
@@ -64,6 +67,7 @@ class Case:
     in_place: bool = False
     alignment: int = 0
     seed: int = 0
+    shared_on: tuple[int, ...] = ()
 
 
 def shards_of(case: Case, world_size: int) -> tuple[int, ...]:
@@ -120,14 +124,15 @@ def run_case(transport: SharedMemoryTransport, case: Case) -> NDArray[Any]:
         given = given[start : start + call.input_count(rank)]
     data = given.view(np.uint8)
     itemsize = call.dtype.itemsize
-    room = np.full(max(call.count * itemsize, 1) + 256, 0xA5, np.uint8)
+    make = _shared if rank in case.shared_on else _private
+    room = make(max(call.count * itemsize, 1) + 256)
     shift = -room.__array_interface__["data"][0] % 64 + case.alignment
     whole = room[shift : shift + call.count * itemsize]
     num_bytes = call.output_count(rank) * itemsize
     if not case.in_place:
         input, output = data, whole[:num_bytes]
-        if case.alignment:
-            input = np.empty(data.size + 64, np.uint8)[64 - case.alignment :][: data.size]
+        if case.alignment or case.shared_on:
+            input = make(data.size + 64)[64 - case.alignment :][: data.size]
             input[:] = data
     elif case.collective == "all_gather":
         output = whole
@@ -145,6 +150,16 @@ def run_case(transport: SharedMemoryTransport, case: Case) -> NDArray[Any]:
     assert (room[:shift] == 0xA5).all(), "wrote before the output"
     assert (room[shift + max(whole.size, num_bytes) :] == 0xA5).all(), "wrote behind the output"
     return output.view(oracle.storage(case.dtype))
+
+
+def _private(num_bytes: int) -> NDArray[np.uint8]:
+    return np.full(num_bytes, 0xA5, np.uint8)
+
+
+def _shared(num_bytes: int) -> NDArray[np.uint8]:
+    room: NDArray[np.uint8] = shared_empty(num_bytes, torch.uint8).numpy()
+    room[:] = 0xA5
+    return room
 
 
 def run_cases(rank: int, world_size: int, cases: list[Case], chunk_bytes: int | None) -> list[bytes]:

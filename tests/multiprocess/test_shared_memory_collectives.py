@@ -78,6 +78,22 @@ def test_messages_beyond_the_caches() -> None:
     _check(2, [Case(collective, 4 << 20, alignment=4) for collective in COLLECTIVES], chunk_bytes=None)
 
 
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_shared_allocations_give_the_same_bits_also_if_only_some_ranks_have_them(world_size: int) -> None:
+    sizes = (100, 9000, 30011)
+    everybody = tuple(range(world_size))
+    seeds = count()
+    cases = [
+        Case(collective, size, dtype, op, association, in_place=in_place, seed=next(seeds), shared_on=shared_on)
+        for collective, size, association in product(COLLECTIVES, sizes, NAMES)
+        for in_place in (False, True)
+        for shared_on in (everybody, everybody[1:])
+        for dtype, op in (("float32", "sum"), ("bfloat16", "premul_sum"))
+        if collective != "all_gather" or (association, op) == ("tree", "sum")
+    ]
+    _check(world_size, cases)
+
+
 def test_the_inputs_tell_the_associations_apart() -> None:
     """The negative control: what the oracle expects differs, so running the wrong association would be seen."""
     for world_size in WORLD_SIZES[1:]:

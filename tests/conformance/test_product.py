@@ -47,13 +47,16 @@ def test_rotated_product(world_size: int, turn: int, way: Way) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("chunk_bytes", [None, CHUNK_BYTES])
-@pytest.mark.parametrize("association", ["tree", "linear", "ring"])
-def test_full_product(world_size: int, chunk_bytes: int | None, association: str) -> None:
-    for way in ways(world_size, chunks=(chunk_bytes,)):
-        if way.association == association:
-            run.over_loopback(world_size, way, list(product(way, world_size)))
+@pytest.mark.parametrize(
+    ("world_size", "way"),
+    [(world_size, way) for world_size in WORLD_SIZES for way in ways(world_size, chunks=(None,))],
+    ids=_name,
+)
+def test_full_product(world_size: int, way: Way, chunk_bytes: int | None) -> None:
+    way = replace(way, chunk_bytes=chunk_bytes)
+    run.over_loopback(world_size, way, list(product(way, world_size)))
 
 
 def test_the_rotation_leaves_no_kind_size_or_place_out() -> None:

@@ -58,6 +58,8 @@ class Examined(ABC):
     device: str
     rank: int
     world_size: int
+    num_groups: int = 0
+    """Groups opened so far, alike on all ranks, those outside of a group included."""
 
     @abstractmethod
     def refusal(self, op: ReduceOp, dtype: DType) -> str | None:
@@ -88,6 +90,7 @@ class Examined(ABC):
             options: for detcomm alone.
         """
         members = range(self.world_size) if order is None else order
+        self.num_groups += 1
         if self.rank in members:
             reducer = self._open(members, options)
             yield reducer

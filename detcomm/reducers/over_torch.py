@@ -124,7 +124,6 @@ class TorchExamined(Examined):
         store, self.rank, self.world_size = next(dist.rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
         self._store = dist.PrefixStore("detcomm/examined", store)
-        self._num_groups = 0
         self._num_told = 0
         if device == "cuda":
             index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
@@ -158,10 +157,9 @@ class TorchExamined(Examined):
         return told
 
     def _open(self, order: Sequence[int], options: Options | None) -> Reducer:
-        self._num_groups += 1
         dist.init_process_group(
             self.name,
-            store=dist.PrefixStore(f"group/{'-'.join(map(str, order))}/{self._num_groups}", self._store),
+            store=dist.PrefixStore(f"group/{'-'.join(map(str, order))}/{self.num_groups}", self._store),
             rank=list(order).index(self.rank),
             world_size=len(order),
             timeout=timedelta(seconds=PATIENCE_S),

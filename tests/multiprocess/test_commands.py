@@ -54,6 +54,34 @@ def test_on_detcomm_the_promised_association_is_found(world_size: int) -> None:
         assert (num_ranges > 1) == (name == "ring")
 
 
+def _sum_ranks_in_growing_groups(rank: int, world_size: int, backend: str) -> list[float | None]:
+    """The sum over the group, of each process's rank, in groups of 1, 2, ... processes and then in reverse order."""
+    import numpy as np
+
+    from detcomm.collectives import Collective, DType, ReduceOp
+    from detcomm.reducers import examine
+
+    examined = examine(backend)
+    sums: list[float | None] = []
+    for order in [*(range(size) for size in range(1, world_size + 1)), range(world_size)[::-1]]:
+        with examined.opened(order) as reducer:
+            if reducer is None:
+                sums.append(None)
+                continue
+            assert order[reducer.rank] == rank
+            own = np.float32(rank + 1).reshape(1).view(np.uint8)
+            result = reducer.reduce(Collective.ALL_REDUCE, ReduceOp.SUM, DType.FLOAT32, own)
+            sums.append(float(result.view(np.float32)[0]))
+    examined.close()
+    return sums
+
+
+@pytest.mark.parametrize("backend", ["detcomm", "gloo"])
+def test_groups_of_some_ranks_follow_each_other(backend: str) -> None:
+    told = launch.run(3, _sum_ranks_in_growing_groups, backend)
+    assert told == [[1.0, 3.0, 6.0, 6.0], [None, 3.0, 6.0, 6.0], [None, None, 6.0, 6.0]]
+
+
 def _detcomm(*arguments: str, exit_code: int = 0) -> str:
     code, output = launch_mpi.run_command([sys.executable, "-m", "detcomm", *arguments])
     assert code == exit_code, output

@@ -26,6 +26,7 @@ class Block:
         self.timeout_s = 0.0
         self._batches: list[Batch] = []
         self._pending: list[PendingWork] = []
+        self._on_gpu: list[tuple[str, Batch, BlockedWork]] = []
         self._open = True
         self._on_late = on_late
 
@@ -37,18 +38,30 @@ class Block:
         self.timeout_s = max(self.timeout_s, timeout_s)
         return work
 
+    def add_on_gpu(self, name: str, batch: Batch, timeout_s: float) -> "BlockedWork":
+        """Keep a reduction of CUDA tensors for the end of the block."""
+        work = BlockedWork(name)
+        self._on_gpu.append((name, batch, work))
+        self.timeout_s = max(self.timeout_s, timeout_s)
+        return work
+
+    @property
+    def has_reductions_on_gpu(self) -> bool:
+        return bool(self._on_gpu)
+
     def close(self) -> Batch | None:
-        """End the block; all its reductions as one batch, if there are any."""
+        """End the block; all its reductions of CPU tensors as one batch, if there are any."""
         self._open = False
-        if not self._batches:
+        return _as_one(self._batches) if self._batches else None
+
+    def issue_on_gpu(self, issue: Callable[[Batch], dist.Work]) -> dist.Work | None:
+        """Issue its reductions of CUDA tensors as one batch, if there are any."""
+        if not self._on_gpu:
             return None
-        return Batch(
-            requests=[request for batch in self._batches for request in batch.requests],
-            results=[result for batch in self._batches for result in batch.results],
-            tensors=[tensor for batch in self._batches for tensor in batch.tensors],
-            gather=_in_turn([batch.gather for batch in self._batches]),
-            scatter=_in_turn([batch.scatter for batch in self._batches]),
-        )
+        whole = issue(_as_one([batch for _, batch, _ in self._on_gpu]))
+        for _, _, work in self._on_gpu:
+            work.issued = whole
+        return whole
 
     def finish(self, error: BaseException | None) -> None:
         """Hand the outcome of the block to the works that its calls returned."""
@@ -63,6 +76,44 @@ class Block:
     def _check_closed(self) -> None:
         if self._open:
             raise UsageError("wait() inside an open coalescing block would never return: its calls run at its end")
+
+
+class BlockedWork(dist.Work):
+    """A call on CUDA tensors inside an open block: it is issued at the block's end, and is that work from then on."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__()
+        self._label = label
+        self.issued: Any = None
+
+    def _work(self) -> Any:
+        if self.issued is None:
+            raise UsageError(f"{self._label}: wait() inside an open coalescing block: its calls run at its end")
+        return self.issued
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return bool(self._work().wait(timeout))
+
+    def is_completed(self) -> bool:
+        return self.issued is not None and bool(self.issued.is_completed())
+
+    def is_success(self) -> bool:
+        return self.issued is not None and bool(self.issued.is_success())
+
+    def exception(self) -> Any:
+        return self._work().exception()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def result(self) -> Any:
+        return self._work().result()
+
+    def get_future(self) -> Any:
+        return self._work().get_future()
 
 
 class BlockWork(dist.Work):
@@ -98,6 +149,16 @@ class BlockWork(dist.Work):
     def get_future(self) -> Any:
         futures = torch.futures.collect_all([work.get_future() for work in self._works])
         return futures.then(lambda done: [tensor for future in done.value() for tensor in future.value()])
+
+
+def _as_one(batches: Sequence[Batch]) -> Batch:
+    return Batch(
+        requests=[request for batch in batches for request in batch.requests],
+        results=[result for batch in batches for result in batch.results],
+        tensors=[tensor for batch in batches for tensor in batch.tensors],
+        gather=_in_turn([batch.gather for batch in batches]),
+        scatter=_in_turn([batch.scatter for batch in batches]),
+    )
 
 
 def _in_turn(actions: Sequence[Callable[[], None] | None]) -> Callable[[], None] | None:

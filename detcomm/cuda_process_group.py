@@ -38,12 +38,8 @@ _STOCK_NAMES = {
 class CudaProcessGroup(ProcessGroup):
     """``ProcessGroup`` for CUDA tensors beside stock gloo for CPU tensors."""
 
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), torch.device("cuda")]
-
     def _get_backend(self, device: Any) -> Any:
-        return self._backend if torch.device(device).type == "cuda" else self._stock()
+        return self._cuda_backend if torch.device(device).type == "cuda" else self._stock()
 
     def _stock(self) -> Any:
         """The stock group for CPU tensors.

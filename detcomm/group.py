@@ -5,11 +5,12 @@ Behind the torch-named methods of both forms of the backend. Knows how to run an
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from detcomm.coalescing import Block, BlockWork
@@ -17,6 +18,7 @@ from detcomm.communicator import Communicator
 from detcomm.errors import PeerTimeoutError, TransportError, UsageError
 from detcomm.faults import Fault
 from detcomm.group_creation import GroupCreation
+from detcomm.lazy_cuda import LazyCuda
 from detcomm.movement import Movement
 from detcomm.options import Options
 from detcomm.torch_calls import Batch
@@ -36,10 +38,17 @@ class Group:
     Args:
         inner: a connected stock gloo group, for all movement but all-gather.
         communicator: for reductions and all-gathers of CPU tensors; ``None`` in a group that has none of them.
+        make_cuda: makes the half for CUDA tensors when the first one comes.
     """
 
     def __init__(
-        self, name: str, inner: Any, communicator: Communicator | None, options: Options, timeout: timedelta
+        self,
+        name: str,
+        inner: Any,
+        communicator: Communicator | None,
+        options: Options,
+        timeout: timedelta,
+        make_cuda: Callable[["Group"], Any] | None = None,
     ) -> None:
         self.options = options
         self.name = name
@@ -50,12 +59,13 @@ class Group:
         self.timeout_s = timeout.total_seconds()
         self._communicator = communicator
         self.movement = Movement(inner, self.lost)
+        self._cuda = LazyCuda(name, None if make_cuda is None else partial(make_cuda, self))
         self._worker = Worker(self.name)
         self._membership: Membership | None = None
         self._num_started = 0
         self._num_completed = 0
         self._blocks: dict[int, Block] = {}
-        self._failure: TransportError | None = None
+        self.failure: TransportError | None = None
         self._failing = threading.Lock()
         self._closed = False
 
@@ -66,7 +76,13 @@ class Group:
     @property
     def sequence(self) -> int:
         """Agreements so far; equal on all ranks between calls."""
-        return 0 if self._communicator is None else self._communicator.sequence
+        return (0 if self._communicator is None else self._communicator.sequence) + self._cuda.sequence
+
+    def movement_of(self, tensors: Sequence[torch.Tensor]) -> Movement:
+        """What moves these tensors."""
+        if not tensors or not tensors[0].is_cuda:
+            return self.movement
+        return self._cuda.movement(tensors[0].device, threading.get_ident() in self._blocks)
 
     def check_usable(self) -> None:
         """Refuse calls to a group that has failed or is destroyed.
@@ -75,18 +91,20 @@ class Group:
             TransportError: with the first cause.
             UsageError: destroyed.
         """
-        if self._failure is not None:
-            raise TransportError(f"group {self.name} is unusable since an earlier error: {self._failure}")
+        if self.failure is not None:
+            raise TransportError(f"group {self.name} is unusable since an earlier error: {self.failure}")
         if self._closed:
             raise UsageError(f"group {self.name} has been destroyed")
 
     def reduce(self, name: str, batch: Batch, asynchronous: bool, timeout: timedelta | None) -> dist.Work:
         """Run a batch after all earlier ones: now, or on the group's thread, or at the end of an open block."""
-        if self._failure is not None or self._closed:
+        if self.failure is not None or self._closed:
             self.check_usable()
         timeout_s = self.timeout_s
         if timeout is not None and (own_s := timeout.total_seconds()) > 0:
             timeout_s = own_s
+        if batch.tensors and batch.tensors[0].is_cuda:
+            return self._reduce_on_gpu(name, batch, asynchronous, timeout_s)
         if self._blocks and (block := self._blocks.get(threading.get_ident())) is not None:
             work = block.add(name, batch, timeout_s)
             return work if asynchronous else FINISHED
@@ -147,6 +165,9 @@ class Group:
         if block is None:
             raise UsageError(f"group {self.name}: no coalescing block is open on this thread")
         works = list(block.works)
+        works += self._cuda.close_block(
+            block, lambda batch: self._reduce_on_gpu("coalesced block", batch, True, block.timeout_s)
+        )
         batch = block.close()
         if batch is not None:
             pending = PendingWork("coalesced block", batch.results, self.check_may_wait, self.late)
@@ -157,7 +178,7 @@ class Group:
 
             self._worker.submit(partial(self._settle, batch, block.timeout_s, settle))
             works.append(pending)
-        return BlockWork(works)
+        return works[0] if len(works) == 1 else BlockWork(works)
 
     def check_may_wait(self) -> None:
         """Refuse to wait inside a callback on the group's own thread for what runs after it."""
@@ -167,15 +188,15 @@ class Group:
     def lost(self, error: TransportError) -> TransportError:
         """A peer is lost: the group becomes unusable on all ranks. The error to raise, with the first cause."""
         with self._failing:
-            if self._failure is not None:
-                return self._failure
+            if self.failure is not None:
+                return self.failure
             if self._closed:
                 return error
         first = error
         if self._membership is not None:
             first = self._membership.report(error).to_error()
         self.fail(first)
-        return self._failure or first
+        return self.failure or first
 
     def late(self, error: PeerTimeoutError) -> None:
         """A caller's own patience is over."""
@@ -184,14 +205,15 @@ class Group:
     def fail(self, error: TransportError) -> None:
         """Make the group unusable, and wake every thread that waits in it. From any thread."""
         with self._failing:
-            if self._failure is not None or self._closed:
+            if self.failure is not None or self._closed:
                 return
-            self._failure = error
+            self.failure = error
             self.alone = False
         if self._communicator is not None:
             self._communicator.abort(str(error))
         if self.movement.inner is not None:
             self.movement.abort()
+        self._cuda.fail(error)  # last: it may end the process
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For the calls that come."""
@@ -201,6 +223,7 @@ class Group:
 
     def abort(self) -> None:
         """Give up what runs, on all ranks; nothing can be called afterwards."""
+        self._cuda.keep_process()
         self.lost(TransportError(f"group {self.name} was aborted on rank {self.rank}"))
         self.shutdown()
 
@@ -209,10 +232,13 @@ class Group:
         with self._failing:
             if self._closed:
                 return
-        patience_s = DRAIN_S if self._failure is None else _JOIN_S
+        patience_s = DRAIN_S if self.failure is None else _JOIN_S
         if not self._worker.stop(patience_s):
             self.fail(TransportError(f"group {self.name} was destroyed with work in flight on rank {self.rank}"))
             self._worker.stop(_JOIN_S)
+        self._cuda.keep_process()
+        if not self._cuda.close(patience_s):
+            self.fail(TransportError(f"group {self.name} was destroyed with work on the GPU of rank {self.rank}"))
         with self._failing:
             self._closed = True
             self.alone = False
@@ -229,7 +255,7 @@ class Group:
         return Progress(self._num_started, self._num_completed)
 
     def _execute(self, batch: Batch, timeout_s: float) -> None:
-        if self._failure is not None:
+        if self.failure is not None:
             self.check_usable()
         if self._communicator is None:
             raise UsageError(f"group {self.name} reduces no CPU tensors")
@@ -245,9 +271,22 @@ class Group:
         finally:
             self._num_completed += 1
 
+    def _reduce_on_gpu(self, name: str, batch: Batch, asynchronous: bool, timeout_s: float) -> dist.Work:
+        if self._blocks and (block := self._blocks.get(threading.get_ident())) is not None:
+            work = block.add_on_gpu(name, batch, timeout_s)
+            return work if asynchronous else FINISHED
+        self._num_started += 1
+        try:
+            return self._cuda.reduce(name, batch, asynchronous, timeout_s)
+        except TransportError as error:
+            raise self.lost(error) from error
+        finally:
+            self._num_completed += 1
+
     def _barrier(self, opts: Any) -> None:
         self._num_started += 1
         try:
+            self._cuda.synchronize(self.timeout_s)
             self.movement.barrier(opts)
         finally:
             self._num_completed += 1

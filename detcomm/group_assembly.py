@@ -8,7 +8,7 @@ Knows nothing of the forms in which torch wants a group.
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from detcomm import group_agreement, hosts, stock_gloo, store_access
 from detcomm.communicator import Communicator
@@ -16,6 +16,9 @@ from detcomm.connect import Site, connect
 from detcomm.group import Group
 from detcomm.group_creation import GroupCreation
 from detcomm.options import Options
+
+if TYPE_CHECKING:
+    from detcomm.cuda.group import CudaGroup
 
 
 def make_group(
@@ -79,4 +82,21 @@ def _assemble(site: Site, options: Options, device: str) -> Group:
     else:
         # Or a rank that is done early could destroy the group while others still connect. (torch's stub lacks it.)
         inner.barrier().wait()  # type: ignore[attr-defined]
-    return Group(site.name, inner, communicator, options, site.timeout)
+    return Group(site.name, inner, communicator, options, site.timeout, partial(_make_cuda, site, options))
+
+
+def _make_cuda(site: Site, options: Options, group: Group) -> "CudaGroup":
+    from detcomm.cuda.group import CudaGroup  # nothing of CUDA's before the first tensor
+
+    block_size = hosts.block_size(site.hosts, options.node_size)
+    return CudaGroup(
+        site.name,
+        site.rank,
+        site.world_size,
+        options,
+        block_size,
+        site.store,
+        site.timeout,
+        group.lost,
+        lambda: group.failure,
+    )

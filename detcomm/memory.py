@@ -4,11 +4,20 @@
 Knows addresses, neither plans nor transports.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from detcomm.call import Call
 from detcomm.collectives import Collective
 from detcomm.transports.base import Bytes
+
+
+class DeviceMemory(NamedTuple):
+    """A run of bytes on a GPU, where ``Bytes`` is one of the host."""
+
+    start: int
+    size: int
 
 
 def may_run_in_place(call: Call, rank: int, input: Bytes, output: Bytes) -> bool:
@@ -17,9 +26,18 @@ def may_run_in_place(call: Call, rank: int, input: Bytes, output: Bytes) -> bool
     A plan writes the result of an element only when nobody needs this rank's contribution to that element any more,
     so it is safe where each element has one place. Any other overlap would destroy contributions of other elements.
     """
-    if not np.may_share_memory(input, output):
-        return True
-    offset = address(output) - address(input)
+    return not np.may_share_memory(input, output) or is_in_place(call, rank, address(input), address(output))
+
+
+def device_may_run_in_place(call: Call, rank: int, input: DeviceMemory, output: DeviceMemory) -> bool:
+    """The same for memory of a GPU."""
+    apart = input.start + input.size <= output.start or output.start + output.size <= input.start
+    return apart or is_in_place(call, rank, input.start, output.start)
+
+
+def is_in_place(call: Call, rank: int, input_start: int, output_start: int) -> bool:
+    """Whether each element of the output lies on the same element of the input."""
+    offset = output_start - input_start
     if call.collective is Collective.REDUCE_SCATTER:
         return offset == call.shard_starts[rank] * call.dtype.itemsize
     if call.collective is Collective.ALL_GATHER:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from detcomm import stock_gloo
 from detcomm.errors import PeerTimeoutError, TransportError, UsageError
-from detcomm.torch_calls import check_dense
+from detcomm.tensor_memory import check_dense
 
 Lost = Callable[[TransportError], TransportError]
 """Told that the inner group has failed; gives the error to raise, which may name the first cause."""
@@ -117,16 +117,16 @@ class Movement:
         self._lost = lost
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> dist.Work:
-        return self._post("broadcast", "broadcast", [_bytes_of("broadcast", tensors)], tensors, opts)
+        return self._post("broadcast", "broadcast", [bytes_of("broadcast", tensors)], tensors, opts)
 
     def gather(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any) -> dist.Work:
-        args = [[_bytes_of("gather", parts) for parts in outputs], _bytes_of("gather", inputs)]
+        args = [[bytes_of("gather", parts) for parts in outputs], bytes_of("gather", inputs)]
         return self._post("gather", "gather", args, [part for parts in outputs for part in parts], opts)
 
     def scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
     ) -> dist.Work:
-        args = [_bytes_of("scatter", outputs), [_bytes_of("scatter", parts) for parts in inputs]]
+        args = [bytes_of("scatter", outputs), [bytes_of("scatter", parts) for parts in inputs]]
         return self._post("scatter", "scatter", args, outputs, opts)
 
     def all_to_all_single(
@@ -142,7 +142,7 @@ class Movement:
         if output.dtype is not input.dtype:
             raise UsageError(f"{name}: the output is {output.dtype}, the input {input.dtype}")
         args = [
-            *_bytes_of(name, [output, input]),
+            *bytes_of(name, [output, input]),
             self._splits_in_bytes(name, output, output_splits),
             self._splits_in_bytes(name, input, input_splits),
         ]
@@ -154,7 +154,7 @@ class Movement:
         world_size = self.inner.size()
         if not len(outputs) == len(inputs) == world_size:
             raise UsageError(f"{name}: expected {world_size} outputs and inputs, got {len(outputs)}, {len(inputs)}")
-        received_parts, sent_parts = _bytes_of(name, outputs), _bytes_of(name, inputs)
+        received_parts, sent_parts = bytes_of(name, outputs), bytes_of(name, inputs)
         sent = torch.cat(sent_parts)
         output_sizes = [part.numel() for part in received_parts]
         received = torch.empty(sum(output_sizes), dtype=torch.uint8)
@@ -169,13 +169,13 @@ class Movement:
         return self._post(name, "alltoall_base", args, outputs, opts, finish)
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> dist.Work:
-        return self._post(f"send to rank {dst}", "send", [_bytes_of("send", tensors), dst, tag], tensors)
+        return self._post(f"send to rank {dst}", "send", [bytes_of("send", tensors), dst, tag], tensors)
 
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> dist.Work:
-        return self._post(f"recv from rank {src}", "recv", [_bytes_of("recv", tensors), src, tag], tensors)
+        return self._post(f"recv from rank {src}", "recv", [bytes_of("recv", tensors), src, tag], tensors)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> dist.Work:
-        return self._post("recv from any rank", "recv_anysource", [_bytes_of("recv", tensors), tag], tensors)
+        return self._post("recv from any rank", "recv_anysource", [bytes_of("recv", tensors), tag], tensors)
 
     def barrier(self, opts: Any) -> None:
         """Return when every rank has come."""
@@ -231,8 +231,12 @@ def transport_error(label: str, error: RuntimeError) -> TransportError:
     return kind(f"{label}: {text}")
 
 
-def _bytes_of(name: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The memory of each tensor as a flat tensor of bytes."""
+def bytes_of(name: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The memory of each tensor as a flat tensor of bytes.
+
+    Raises:
+        UnsupportedError, UsageError: not one run of memory.
+    """
     flat = []
     for tensor in tensors:
         check_dense(name, tensor)

@@ -54,6 +54,9 @@ class Options:
         chunk_bytes: bytes of one pipelined piece of a message; default: chosen by size. Speed only.
         node_size: ranks of one aligned block that share a host; default: derived from the hosts. Speed only.
         transport: ``auto`` (default), ``shared_memory``, ``gloo``, ``mpi``, ``hybrid`` or ``nccl``. Speed only.
+        scratch_bytes: bound of a group's scratch on a GPU, 64 MiB by default. Speed only.
+        cuda_on_error: ``exit`` (default): a group that fails with work on the GPU ends the process, as stock NCCL does,
+            since the stream would run on with garbage; ``raise``: only the next call raises.
         timeout: how long a rank waits for its peers; default: the group's timeout in torch.
 
     Raises:
@@ -67,6 +70,8 @@ class Options:
     chunk_bytes: int | None = attrs.field(default=None, validator=_at_least(64))
     node_size: int | None = attrs.field(default=None, validator=_at_least(1))
     transport: str = attrs.field(default="auto", validator=_one_of(*TRANSPORTS))
+    scratch_bytes: int = attrs.field(default=64 << 20, validator=_at_least(1 << 20))
+    cuda_on_error: str = attrs.field(default="exit", validator=_one_of("exit", "raise"))
     timeout: timedelta | None = attrs.field(default=None, converter=_to_timeout)
 
     @property
@@ -99,6 +104,7 @@ _NUMBERS: dict[str, Callable[[str], float]] = {
     "ring_chunk_elems": int,
     "chunk_bytes": int,
     "node_size": int,
+    "scratch_bytes": int,
     "timeout": float,
 }
 

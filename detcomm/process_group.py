@@ -61,6 +61,12 @@ class DeviceBackend:
         """See ``TorchMethods``."""
 
 
+class CudaDeviceBackend(DeviceBackend):
+    """The same for CUDA: stock NCCL must get a list of sends and receives in a block."""
+
+    supports_coalescing = True
+
+
 class ProcessGroup(TorchMethods, dist.ProcessGroup):  # type: ignore[misc]
     """A group of ranks whose reductions have a specified order of additions.
 
@@ -80,6 +86,7 @@ class ProcessGroup(TorchMethods, dist.ProcessGroup):  # type: ignore[misc]
         self._desc = "undefined"
         self._make_subgroup = make_subgroup
         self._backend = DeviceBackend(self)
+        self._cuda_backend = CudaDeviceBackend(self)
 
     @property
     def options(self) -> Options:
@@ -109,13 +116,13 @@ class ProcessGroup(TorchMethods, dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device("cpu")] + ([torch.device("cuda")] if torch.version.cuda is not None else [])
 
     def _get_backend(self, device: Any) -> Any:
         device = torch.device(device)
-        if device.type != "cpu":
-            raise UnsupportedError(f"group {self._name}: no backend for {device} yet; expected cpu")
-        return self._backend
+        if device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(f"group {self._name}: no backend for {device}; expected cpu or cuda")
+        return self._backend if device.type == "cpu" else self._cuda_backend
 
     def _start_coalescing(self, device: Any = None) -> None:
         self._group.open_block()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from detcomm import batched_p2p
 from detcomm.backend import Backend
 from detcomm.cuda_process_group import CudaProcessGroup
 from detcomm.errors import UsageError
@@ -31,6 +32,7 @@ def register() -> None:
     """Make ``"detcomm"`` known to ``init_process_group`` and ``new_group``. Idempotent."""
     if BACKEND_NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(BACKEND_NAME, create, extended_api=True, devices=DEVICES)
+        batched_p2p.install()
 
 
 def create(backend_options: Any, pg_options: Any) -> ProcessGroup | Backend:

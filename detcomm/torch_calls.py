@@ -4,14 +4,12 @@
 Everything is checked here, before anything is sent. Knows tensors and calls; neither groups nor transports.
 """
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -19,12 +17,11 @@ from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.communicator import Request
 from detcomm.errors import UnsupportedError, UsageError
+from detcomm.tensor_memory import check_dense, memory_at, no_bytes, tensor_bytes
 from detcomm.transports.base import Bytes
 
 _DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.value): dtype for dtype in DType}
 _OPERATIONS: dict[Any, ReduceOp] = {getattr(dist.ReduceOp, op.name): op for op in ReduceOp}
-_NO_BYTES: Bytes = np.empty(0, dtype=np.uint8)
-_MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _CACHED_CALLS = 1024
 
 
@@ -45,39 +42,18 @@ class Batch:
     gather: Callable[[], None] | None = None
     scatter: Callable[[], None] | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Where all its tensors are.
 
-def check_dense(name: str, tensor: torch.Tensor) -> None:
-    """Refuse what is not one run of CPU memory.
-
-    Raises:
-        UnsupportedError: a CUDA tensor, another device, a sparse layout.
-        UsageError: not contiguous, or a lazy conjugate or negation.
-    """
-    if not tensor.is_cpu:
-        raise UnsupportedError(f"{name}: tensors on {tensor.device} are not supported yet; expected cpu")
-    if tensor.layout is not torch.strided:
-        raise UnsupportedError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
-    if not tensor.is_contiguous():
-        memory_format = _MEMORY_FORMATS.get(tensor.dim())
-        if memory_format is None or not tensor.is_contiguous(memory_format=memory_format):
-            shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-            raise UsageError(f"{name}: expected a contiguous tensor, got shape {shape} with strides {strides}")
-    if tensor.is_neg() or tensor.is_conj():
-        raise UsageError(f"{name}: the tensor is a lazy conjugate or negation; call resolve_conj() and resolve_neg()")
-
-
-def tensor_bytes(tensor: torch.Tensor) -> Bytes:
-    """The memory of a checked tensor. The caller keeps the tensor alive."""
-    num_bytes = tensor.numel() * tensor.element_size()
-    if not num_bytes:
-        return _NO_BYTES
-    return _memory(tensor.data_ptr(), num_bytes)
-
-
-def _memory(address: int, num_bytes: int) -> Bytes:
-    # Not Tensor.numpy(): it knows no bfloat16, float8 or complex conjugates, and refuses what requires a gradient.
-    memory: Any = (ctypes.c_uint8 * num_bytes).from_address(address)
-    return np.frombuffer(memory, dtype=np.uint8)
+        Raises:
+            UsageError: they are not on one device.
+        """
+        device = self.tensors[0].device
+        for tensor in self.tensors:
+            if tensor.device != device:
+                raise UsageError(f"expected all tensors on one device, got {device} and {tensor.device}")
+        return device
 
 
 def operation(op: Any) -> tuple[ReduceOp, float | None]:
@@ -155,7 +131,7 @@ def reduce(tensor: torch.Tensor, op: Any, root: int, rank: int) -> Batch:
     check_dense("reduce", tensor)
     call, label = _call(Collective.REDUCE, tensor.dtype, tensor.numel(), reduce_op, root)
     data = tensor_bytes(tensor)
-    request = Request(call, data, data if rank == root else _NO_BYTES, factor, label)
+    request = Request(call, data, data if rank == root else no_bytes(tensor), factor, label)
     return Batch([request], [tensor], [tensor])
 
 
@@ -257,11 +233,11 @@ def _as_one(parts: Sequence[torch.Tensor]) -> tuple[Bytes, torch.Tensor | None]:
     sizes = [part.numel() * part.element_size() for part in parts]
     total = sum(sizes)
     if not total:
-        return _NO_BYTES, None
+        return no_bytes(parts[0]), None
     occupied = [(part.data_ptr(), size) for part, size in zip(parts, sizes, strict=True) if size]
     if all(left[0] + left[1] == right[0] for left, right in pairwise(occupied)):
-        return _memory(occupied[0][0], total), None
-    staging = torch.empty(sum(part.numel() for part in parts), dtype=parts[0].dtype)
+        return memory_at(occupied[0][0], total, parts[0].is_cuda), None
+    staging = torch.empty(sum(part.numel() for part in parts), dtype=parts[0].dtype, device=parts[0].device)
     return tensor_bytes(staging), staging
 
 

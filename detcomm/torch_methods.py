@@ -119,15 +119,15 @@ class TorchMethods:
             options.timeout = timeout or options.timeout
             opts = options
         self._group.check_usable()
-        return self._group.moved(self._group.movement.broadcast(tensors, opts))
+        return self._group.moved(self._group.movement_of(tensors).broadcast(tensors, opts))
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
         self._group.check_usable()
-        return self._group.moved(self._group.movement.gather(outputs, inputs, opts))
+        return self._group.moved(self._group.movement_of(inputs).gather(outputs, inputs, opts))
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> dist.Work:
         self._group.check_usable()
-        return self._group.moved(self._group.movement.scatter(outputs, inputs, opts))
+        return self._group.moved(self._group.movement_of(outputs).scatter(outputs, inputs, opts))
 
     def all_to_all_single(
         self,
@@ -139,25 +139,25 @@ class TorchMethods:
     ) -> dist.Work:
         self._group.check_usable()
         opts = dist.AllToAllOptions() if opts is None else opts
-        movement = self._group.movement
+        movement = self._group.movement_of([output])
         return self._group.moved(movement.all_to_all_single(output, input, output_splits, input_splits, opts))
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         self._group.check_usable()
         opts = dist.AllToAllOptions() if opts is None else opts
-        return self._group.moved(self._group.movement.all_to_all(outputs, inputs, opts))
+        return self._group.moved(self._group.movement_of(outputs).all_to_all(outputs, inputs, opts))
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> dist.Work:
         self._group.check_usable()
-        return self._group.moved(self._group.movement.send(tensors, dst, tag), collective=False)
+        return self._group.moved(self._group.movement_of(tensors).send(tensors, dst, tag), collective=False)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> dist.Work:
         self._group.check_usable()
-        return self._group.moved(self._group.movement.recv(tensors, src, tag), collective=False)
+        return self._group.moved(self._group.movement_of(tensors).recv(tensors, src, tag), collective=False)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> dist.Work:
         self._group.check_usable()
-        return self._group.moved(self._group.movement.recv_anysource(tensors, tag), collective=False)
+        return self._group.moved(self._group.movement_of(tensors).recv_anysource(tensors, tag), collective=False)
 
     def barrier(self, opts: Any = None) -> dist.Work:
         opts = dist.BarrierOptions() if opts is None else opts

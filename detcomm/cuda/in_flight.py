@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has been issued to a GPU and may not be done: kept alive until it is, oldest first."""
+
+import threading
+from collections import deque
+from typing import Any, NamedTuple
+
+from detcomm.cuda.events import Event
+
+
+class InFlight(NamedTuple):
+    """One call.
+
+    Attributes:
+        event: behind it.
+        deadline: on the monotonic clock.
+        kept: what it uses.
+    """
+
+    sequence: int
+    text: str
+    event: Event
+    deadline: float
+    kept: list[Any]
+
+
+class InFlightQueue:
+    """Calls in the order in which they were issued, which is that in which they end. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._calls: deque[InFlight] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def oldest(self) -> InFlight | None:
+        """The call that the GPU is at, as far as is known."""
+        with self._lock:
+            return self._calls[0] if self._calls else None
+
+    def add(self, call: InFlight) -> None:
+        """The newest call."""
+        with self._lock:
+            self._calls.append(call)
+
+    def let_go(self) -> InFlight | None:
+        """Drop what is done; the oldest that is not.
+
+        Raises:
+            NativeError: the device has failed.
+        """
+        finished = []
+        with self._lock:
+            while self._calls and self._calls[0].event.is_done():
+                finished.append(self._calls.popleft())
+            oldest = self._calls[0] if self._calls else None
+        del finished  # outside the lock: this may free tensors
+        return oldest
+
+    def clear(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            self._calls.clear()

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""After a timeout: which call each rank is at, told through the store. A difference is named, and who says nothing."""
+
+import time
+from typing import Any
+
+_PATIENCE_S = 1.0
+"""How long a rank that lost patience waits for the records of others, which lose it at about the same time."""
+
+
+def compare_records(store: Any, rank: int, world_size: int, own: str) -> str:
+    """Write down what this rank is at, and read what the others wrote.
+
+    Args:
+        store: a key space of the group.
+        own: this rank's record.
+
+    Returns:
+        Ranks by record, for people.
+    """
+    keys = [f"records/{other}" for other in range(world_size)]
+    deadline = time.monotonic() + _PATIENCE_S
+    store.set(keys[rank], own)
+    while time.monotonic() < deadline and not store.check(keys):
+        time.sleep(0.02)
+    records = [store.get(key).decode() if store.check([key]) else None for key in keys]
+    silent = [str(other) for other, text in enumerate(records) if text is None]
+    told: dict[str, list[str]] = {}
+    for other, text in enumerate(records):
+        if text is not None:
+            told.setdefault(text, []).append(str(other))
+    parts = [f"rank {', '.join(ranks)} at {text}" for text, ranks in told.items()]
+    if silent:
+        parts.append(f"rank {', '.join(silent)} has lost no patience: it may not have made this call")
+    return "; ".join(parts)

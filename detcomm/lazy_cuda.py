@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The half of a group for CUDA tensors, made when the first one comes: until then nothing of CUDA's is imported.
+
+Before that every method is a no-op, so that a group of CPU tensors need not ask.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from detcomm.coalescing import Block
+from detcomm.errors import UnsupportedError
+from detcomm.movement import Movement
+from detcomm.torch_calls import Batch
+
+if TYPE_CHECKING:
+    from detcomm.cuda.group import CudaGroup
+
+
+class LazyCuda:
+    """A ``CudaGroup``, or none yet.
+
+    Args:
+        name: of the group, for error texts.
+        make: makes it; ``None`` for a group that takes no CUDA tensors.
+    """
+
+    def __init__(self, name: str, make: "Callable[[], CudaGroup] | None") -> None:
+        self._name = name
+        self._make = make
+        self._made: CudaGroup | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def sequence(self) -> int:
+        """Collectives so far."""
+        return 0 if self._made is None else self._made.sequence
+
+    def movement(self, device: torch.device, is_in_block: bool) -> Movement:
+        """What moves tensors on this device."""
+        from detcomm.cuda.movement import CudaMovement
+
+        return CudaMovement(self._get(), device, is_in_block)
+
+    def reduce(self, name: str, batch: Batch, asynchronous: bool, timeout_s: float) -> dist.Work:
+        """See ``CudaGroup.reduce``."""
+        return self._get().reduce(name, batch, asynchronous, timeout_s)
+
+    def close_block(self, block: Block, reduce: Callable[[Batch], dist.Work]) -> list[Any]:
+        """Issue what an open block has gathered of CUDA tensors; its works."""
+        if self._made is None and not block.has_reductions_on_gpu:
+            return []
+        works = [self._get().close_block(), block.issue_on_gpu(reduce)]
+        return [work for work in works if work is not None]
+
+    def synchronize(self, timeout_s: float) -> None:
+        """Block the host until everything issued is done."""
+        if self._made is not None:
+            self._made.synchronize(timeout_s)
+
+    def keep_process(self) -> None:
+        """An error to come was asked for: it need not end the process."""
+        if self._made is not None:
+            self._made.ends_process = False
+
+    def fail(self, error: BaseException) -> None:
+        """The group has failed. May end the process."""
+        if self._made is not None:
+            self._made.fail(error)
+
+    def close(self, patience_s: float) -> bool:
+        """Finish what is in flight and release everything; whether it was done within ``patience_s``."""
+        return self._made is None or self._made.close(patience_s)
+
+    def _get(self) -> "CudaGroup":
+        with self._lock:
+            if self._made is None:
+                if self._make is None:
+                    raise UnsupportedError(f"group {self._name} takes no CUDA tensors")
+                self._made = self._make()
+            return self._made

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU and an NCCL made of host memory, as the table of functions that ``dc_cuda_issue`` calls.
+
+Streams do their work when it is issued; what would have run at once can be read from ``calls``. Kernels are the CPU's
+folds. Each rank is a thread, and messages between them go through queues.
+"""
+
+import ctypes
+import queue
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from detcomm.cuda import native
+from detcomm.cuda.program import Compiler, Program
+from detcomm.cuda.stream_order import NUM_EVENTS
+from detcomm.fold import fold
+from detcomm.fold_spec import FoldSpec
+
+TIMEOUT_S = 60.0
+COMM = 0xC0
+MAIN_STREAM, SIDE_STREAM = 0xA0, 0xB0
+_COPY_KERNEL = 1
+
+_I, _U, _P, _Z = ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t
+_TYPES = {
+    "ncclGroupStart": ctypes.CFUNCTYPE(_I),
+    "ncclGroupEnd": ctypes.CFUNCTYPE(_I),
+    "ncclSend": ctypes.CFUNCTYPE(_I, _P, _Z, _I, _I, _P, _P),
+    "ncclRecv": ctypes.CFUNCTYPE(_I, _P, _Z, _I, _I, _P, _P),
+    "cuLaunchKernel": ctypes.CFUNCTYPE(_I, _P, *[_U] * 7, _P, _P, _P),
+    "cuEventRecord": ctypes.CFUNCTYPE(_I, _P, _P),
+    "cuStreamWaitEvent": ctypes.CFUNCTYPE(_I, _P, _P, _U),
+}
+
+
+class Network:
+    """Messages under way, by source and destination."""
+
+    def __init__(self) -> None:
+        self.queues: defaultdict[tuple[int, int], queue.SimpleQueue[bytes]] = defaultdict(queue.SimpleQueue)
+
+
+class Kernels:
+    """Kernels are numbers here; what they do is looked up."""
+
+    def __init__(self) -> None:
+        self.specs: list[FoldSpec | None] = [None, None]
+
+    def compiler(self) -> Compiler:
+        return Compiler(self._fold, lambda count, item_bytes: 1 + count * item_bytes // 4096, self._copy, lambda _: 1)
+
+    def _fold(self, spec: FoldSpec) -> int:
+        if spec not in self.specs:
+            self.specs.append(spec)
+        return self.specs.index(spec)
+
+    def _copy(self) -> int:
+        return _COPY_KERNEL
+
+
+@dataclass
+class FakeGpu:
+    """One rank's functions.
+
+    Attributes:
+        calls: every call, name first.
+        fails: a function that fails when it is called, and its code.
+    """
+
+    rank: int
+    network: Network
+    kernels: Kernels
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    fails: dict[str, int] = field(default_factory=dict)
+    _sends: list[tuple[int, bytes]] = field(default_factory=list)
+    _recvs: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def run(self, program: Program, input: Any, output: Any, **events: int) -> native.CFailure | None:
+        """Issue a program on this rank's memory; how it failed, if it did."""
+        scratch = np.full(max(program.plan.scratch_bytes, 1), 0xA5, np.uint8)
+        handles = (ctypes.c_void_p * NUM_EVENTS)(*range(0xE000, 0xE000 + NUM_EVENTS))
+        keep = {name: _TYPES[name](getattr(self, f"_{name}")) for name in _TYPES}
+        table = native.Functions(*[ctypes.cast(keep[name], ctypes.c_void_p).value for name in native.FUNCTIONS])
+        call = native.CCall(
+            comm=COMM,
+            streams=(MAIN_STREAM, SIDE_STREAM),
+            events=ctypes.addressof(handles),
+            buffers=(input.ctypes.data, output.ctypes.data, scratch.ctypes.data),
+            **events,
+        )
+        failure = native.CFailure()
+        status = native.library().dc_cuda_issue(
+            ctypes.byref(program.structure), ctypes.byref(table), ctypes.byref(call), ctypes.byref(failure)
+        )
+        return failure if status else None
+
+    def _told(self, name: str, *args: Any) -> int:
+        self.calls.append((name, *args))
+        return self.fails.get(name, 0)
+
+    def _ncclGroupStart(self) -> int:
+        return self._told("ncclGroupStart")
+
+    def _ncclSend(self, data: int, count: int, dtype: int, peer: int, comm: int, stream: int) -> int:
+        assert (dtype, comm) == (1, COMM)
+        self._sends.append((peer, ctypes.string_at(data, count)))
+        return self._told("ncclSend", peer, count, stream, data)
+
+    def _ncclRecv(self, data: int, count: int, dtype: int, peer: int, comm: int, stream: int) -> int:
+        assert (dtype, comm) == (1, COMM)
+        self._recvs.append((peer, data, count))
+        return self._told("ncclRecv", peer, count, stream, data)
+
+    def _ncclGroupEnd(self) -> int:
+        sends, recvs, self._sends, self._recvs = self._sends, self._recvs, [], []
+        code = self._told("ncclGroupEnd")
+        if self.fails:
+            return code
+        for peer, content in sends:
+            self.network.queues[self.rank, peer].put(content)
+        for peer, data, count in recvs:
+            content = self.network.queues[peer, self.rank].get(timeout=TIMEOUT_S)
+            assert len(content) == count, f"rank {self.rank} expects {count} bytes from {peer}, got {len(content)}"
+            ctypes.memmove(data, content, count)
+        return code
+
+    def _cuLaunchKernel(self, kernel: int, *rest: Any) -> int:
+        grid_x, grid_y, grid_z, threads = rest[:4]
+        stream, parameters = rest[7], ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))
+        assert grid_x >= 1
+        assert (grid_z, threads) == (1, 256)
+        if kernel == _COPY_KERNEL:
+            self._copy(parameters, grid_y)
+        else:
+            self._fold(self.kernels.specs[kernel], parameters)
+        return self._told("cuLaunchKernel", kernel, grid_y, stream)
+
+    def _copy(self, parameters: Any, num_copies: int) -> None:
+        copies = ctypes.cast(parameters[0], ctypes.POINTER(ctypes.c_uint64))
+        most = native.MAX_COPIES
+        # Backwards: copies of one launch run in no order.
+        for k in reversed(range(num_copies)):
+            ctypes.memmove(copies[most + k], copies[k], copies[2 * most + k])
+
+    def _fold(self, spec: FoldSpec | None, parameters: Any) -> None:
+        assert spec is not None
+        operands = ctypes.cast(parameters[0], ctypes.POINTER(ctypes.c_uint64))
+        output, count, divisor = (ctypes.cast(parameters[k], ctypes.POINTER(ctypes.c_uint64))[0] for k in (1, 2, 3))
+        assert divisor == spec.divisor
+        inputs = [_bytes_at(operands[k], count * dtype.itemsize) for k, dtype in enumerate(spec.input_dtypes)]
+        fold(spec, inputs, _bytes_at(output, count * spec.output_dtype.itemsize))
+
+    def _cuEventRecord(self, event: int, stream: int) -> int:
+        return self._told("cuEventRecord", event, stream)
+
+    def _cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> int:
+        assert flags == 0
+        return self._told("cuStreamWaitEvent", event, stream)
+
+
+def _bytes_at(address: int, num_bytes: int) -> Any:
+    return np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), np.uint8)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time of detcomm's collectives beside stock NCCL's, interleaved in one process; of the fold kernel beside a copy."""
+
+import ctypes
+import statistics
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from detcomm.collectives import DType, ReduceOp
+from detcomm.cuda.device import kernels_of
+from detcomm.fold_spec import FoldSpec
+from tests.gpu.collectives import start
+
+SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
+
+
+def folds(rank: int, world_size: int) -> list[str]:
+    """Bandwidth of the fold kernel, as a share of a device copy's."""
+    torch.cuda.set_device(0)
+    kernels = kernels_of(0)
+    stream = torch.cuda.current_stream().cuda_stream
+    num_bytes = 128 << 20
+    src, dst = (torch.empty(num_bytes * 4, dtype=torch.uint8, device="cuda").fill_(k) for k in (1, 2))
+    copy = 2 * src.numel() / _median_s(lambda: dst.copy_(src))
+    lines = [f"device copy {copy / 1e12:.2f} TB/s"]
+    for dtype in (DType.BFLOAT16, DType.FLOAT32):
+        for num_inputs in (2, 3, 4, 8):
+            operands = [torch.randn(num_bytes // 4, device="cuda").view(torch.uint8) for _ in range(num_inputs)]
+            output = torch.empty_like(operands[0])
+            spec = FoldSpec(ReduceOp.SUM, dtype, "float32", "tree", (True,) * num_inputs, True)
+            count = num_bytes // dtype.itemsize
+            kernel, blocks = kernels.fold(spec), kernels.fold_blocks(count, dtype.itemsize)
+            arguments: list[Any] = [
+                (ctypes.c_uint64 * num_inputs)(*[operand.data_ptr() for operand in operands]),
+                ctypes.c_uint64(output.data_ptr()),
+                ctypes.c_uint64(count),
+                ctypes.c_uint64(1),
+            ]
+            seconds = _median_s(lambda k=kernel, b=blocks, a=arguments: kernels.launch(k, b, stream, *a))
+            rate = (num_inputs + 1) * num_bytes / seconds
+            lines.append(f"fold {num_inputs} x {dtype.value}: {rate / 1e12:.2f} TB/s, {rate / copy:.2f} of the copy")
+    return lines
+
+
+def table(rank: int, world_size: int, sizes: tuple[int, ...] = SIZES) -> list[str]:
+    """Medians, stock and detcomm in turn; on rank 0."""
+    device = start(rank, world_size)
+    stock = dist.new_group(backend="nccl")
+    lines = []
+    for num_bytes in sizes:
+        count = num_bytes // 2
+        tensor = torch.ones(count, dtype=torch.bfloat16, device=device)
+        shard = torch.empty(count // world_size, dtype=torch.bfloat16, device=device)
+        actions = {
+            "all_reduce": lambda group, t=tensor: dist.all_reduce(t, group=group),
+            "reduce_scatter": lambda group, t=tensor, s=shard: dist.reduce_scatter_tensor(s, t, group=group),
+            "all_gather": lambda group, t=tensor, s=shard: dist.all_gather_into_tensor(t, s, group=group),
+        }
+        for name, action in actions.items():
+            device_ms, host_us = _in_turn(action, {"stock": stock, "detcomm": None}, 30 if num_bytes <= 1 << 20 else 9)
+            ratio = device_ms["detcomm"] / device_ms["stock"]
+            lines.append(
+                f"{name:14} {num_bytes:>10} B  stock {device_ms['stock']:8.3f} ms  detcomm {device_ms['detcomm']:8.3f} "
+                f"ms  ratio {ratio:.2f}  host {host_us['stock']:.0f} / {host_us['detcomm']:.0f} us"
+            )
+    dist.destroy_process_group()
+    return lines
+
+
+def _in_turn(action: Any, groups: dict[str, Any], turns: int) -> tuple[dict[str, float], dict[str, float]]:
+    device_ms: dict[str, list[float]] = {name: [] for name in groups}
+    host_us: dict[str, list[float]] = {name: [] for name in groups}
+    for turn in range(turns + 3):
+        for name, group in groups.items():
+            torch.cuda.synchronize()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            started = time.perf_counter()
+            action(group)
+            host = time.perf_counter() - started
+            end.record()
+            torch.cuda.synchronize()
+            if turn >= 3:
+                device_ms[name].append(begin.elapsed_time(end))
+                host_us[name].append(host * 1e6)
+    return _medians(device_ms), _medians(host_us)
+
+
+def _medians(values: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(each) for name, each in values.items()}
+
+
+def _median_s(action: Any, turns: int = 15) -> float:
+    times = []
+    for turn in range(turns + 3):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        action()
+        end.record()
+        torch.cuda.synchronize()
+        if turn >= 3:
+            times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU kernels without a GPU: their logic compiled for the host has the oracle's bits, and their PTX has no FMA.
+
+A GPU's own arithmetic is compared with golden vectors at first use, and by ``scripts/gpu-check``.
+"""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from detcomm.collectives import DType, ReduceOp
+from detcomm.cuda import compile as cuda_compile
+from detcomm.cuda.kernels import MAX_OPERANDS, fold_defines
+from detcomm.cuda.libraries import nvrtc
+from detcomm.errors import NativeError, UnsupportedError
+from detcomm.fold_spec import FoldSpec
+from tests import inputs, oracle
+
+ROOT = Path(__file__).parents[2]
+COMPILER = shutil.which("g++") or shutil.which("c++")
+
+DRIVER = """
+extern "C" void run_fold(const void* const* operands, void* output, u64 count, u64 divisor, u64 num_threads) {
+  Operands given;
+  for (int k = 0; k < kNumInputs; ++k) given.address[k] = static_cast<const u8*>(operands[k]);
+  for (u64 i = 0; i < num_threads; ++i) {
+    position = {i, num_threads, 0};
+    dc_fold(given, static_cast<u8*>(output), count, divisor);
+  }
+}
+"""
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
+
+
+def _host_fold(folder: Path, spec: FoldSpec) -> Any:
+    """The fold kernel of a specification, as a function of the host."""
+    defines = "".join(f"#define {name} {value}\n" for name, value in fold_defines(spec).items())
+    source, library = folder / "fold.cpp", folder / "fold.so"
+    source.write_text(f'#include "device.cuh"\n{defines}#include "fold.cu"\n{DRIVER}')
+    for name, text in cuda_compile.sources().items():
+        if name != "device.cuh":
+            (folder / name).write_text(text)
+    (folder / "device.cuh").write_text((ROOT / "tests" / "cuda_host" / "device.cuh").read_text())
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-unknown-pragmas", "-Wno-psabi"]
+    done = subprocess.run(
+        [str(COMPILER), *flags, "-o", str(library), str(source)], capture_output=True, text=True, timeout=300
+    )
+    if "_Float16" in done.stderr:
+        pytest.skip("this compiler has no _Float16")
+    assert done.returncode == 0, done.stderr
+    function = ctypes.CDLL(str(library)).run_fold
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_uint64] * 3)
+    function.restype = None
+    return function
+
+
+def _fold(function: Any, arrays: list[Any], output: Any, count: int, divisor: int, offset: int = 0) -> None:
+    """With operands ``offset`` bytes behind a 16-byte boundary; 24 threads, so that their loops turn several times."""
+    rooms = [np.zeros(array.nbytes + 32, np.uint8) for array in (*arrays, output)]
+    places = []
+    for room, array in zip(rooms, (*arrays, output), strict=True):
+        start = -room.ctypes.data % 16 + offset
+        places.append(room[start : start + array.nbytes])
+        places[-1][:] = inputs.bits(array)
+    pointers = (ctypes.c_void_p * len(arrays))(*[place.ctypes.data for place in places[:-1]])
+    function(ctypes.addressof(pointers), places[-1].ctypes.data, count, divisor, 24)
+    output.view(np.uint8)[:] = places[-1]
+
+
+CASES = [
+    *((dtype, "sum", 8, "float32", "tree") for dtype in inputs.FLOATS),
+    *((dtype, "avg", 3, "wire", "linear") for dtype in ("bfloat16", "float16")),
+    ("float32", "max", 5, "float32", "tree"),
+    ("bfloat16", "min", 2, "float32", "tree"),
+    ("float32", "product", 16, "float32", "linear"),
+    ("bfloat16", "sum", 21, "float32", "tree"),
+    ("float32", "sum", 18, "float32", "linear"),
+    ("int8", "avg", 4, "float32", "tree"),
+    ("uint16", "product", 7, "float32", "tree"),
+    ("int64", "min", 3, "float32", "tree"),
+    ("uint64", "avg", 3, "float32", "tree"),
+    ("bool", "sum", 5, "float32", "tree"),
+    ("bool", "bxor", 4, "float32", "tree"),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "op", "num_inputs", "accumulate", "shape"), CASES)
+def test_the_fold_has_the_bits_of_the_oracle(
+    dtype: str, op: str, num_inputs: int, accumulate: Any, shape: Any, tmp_path: Path
+) -> None:
+    spec = FoldSpec(ReduceOp(op), DType(dtype), accumulate, shape, (True,) * num_inputs, True, num_inputs)
+    function = _host_fold(tmp_path, spec)
+    given = inputs.make(dtype, 1000, num_inputs)
+    association = "tree" if shape == "tree" else "linear"
+    expected = oracle.reduce(given, dtype, op, association=association, accumulate=accumulate)
+    item = expected.itemsize
+    for count, offset in [(1000, 0), (1000, item % 16), (999, 0), (5, 0), (1000, 1)]:
+        output = np.zeros(count, expected.dtype)
+        _fold(function, [array[:count] for array in given], output, count, num_inputs, offset)
+        assert np.array_equal(inputs.bits(output), inputs.bits(expected[:count])), (count, offset)
+
+
+@needs_compiler
+@pytest.mark.parametrize("num_inputs", [4, 19])
+def test_leaves_and_partials_mix(num_inputs: int, tmp_path: Path) -> None:
+    """Partials of two leaves, and leaves, make the same tree as leaves alone."""
+    leaves = tuple(k % 3 == 2 for k in range(num_inputs))
+    spec = FoldSpec(ReduceOp.SUM, DType.BFLOAT16, "float32", "linear", leaves, False, 1)
+    function = _host_fold(tmp_path, spec)
+    narrow = inputs.make("bfloat16", 300, num_inputs)
+    wide = [(array.astype(np.uint32) << 16).view(np.float32) for array in narrow]
+    given = [narrow[k] if leaf else wide[k] for k, leaf in enumerate(leaves)]
+    expected = oracle.reduce(wide, "float32", "sum", association="linear")
+    for offset in (0, 2):
+        output = np.zeros(300, np.float32)
+        _fold(function, given, output, 300, 1, offset)
+        assert np.array_equal(inputs.bits(output), inputs.bits(expected))
+
+
+def test_too_many_operands_are_refused() -> None:
+    spec = FoldSpec(ReduceOp.SUM, DType.FLOAT32, "float32", "tree", (True,) * (MAX_OPERANDS + 1), True)
+    with pytest.raises(UnsupportedError, match=f"a fold of {MAX_OPERANDS + 1} operands"):
+        fold_defines(spec)
+
+
+def _has_nvrtc() -> bool:
+    try:
+        nvrtc()
+    except NativeError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_nvrtc(), reason="no NVRTC here: pip install nvidia-cuda-nvrtc")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize(
+    ("dtype", "op", "num_inputs", "accumulate"),
+    [("float32", "avg", 8, "float32"), ("bfloat16", "sum", 20, "float32"), ("float16", "product", 3, "wire"),
+     ("float64", "avg", 2, "float32")],
+)  # fmt: skip
+def test_the_assembly_says_how_each_operation_rounds(
+    dtype: str, op: str, num_inputs: int, accumulate: Any, architecture: str
+) -> None:
+    spec = FoldSpec(ReduceOp(op), DType(dtype), accumulate, "tree", (True,) * num_inputs, True, num_inputs)
+    defines = "".join(f"#define {name} {value}\n" for name, value in fold_defines(spec).items())
+    ptx = cuda_compile.compile_text(defines + '#include "fold.cu"\n', architecture).ptx
+    arithmetic = re.findall(r"\b(?:add|sub|mul|div|fma|mad)\.\S*f(?:16|32|64)\b", ptx)
+    assert arithmetic
+    wrong = [name for name in arithmetic if ".rn." not in name or ".ftz" in name or name.startswith(("fma", "mad"))]
+    assert not wrong
+    assert ".ftz" not in ptx
+
+
+@pytest.mark.skipif(not _has_nvrtc(), reason="no NVRTC here: pip install nvidia-cuda-nvrtc")
+def test_compiled_kernels_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cuda_compile.CACHE_VARIABLE, str(tmp_path))
+    first = cuda_compile.compile_kernel("copy.cu", {}, "sm_90")
+    (file,) = tmp_path.iterdir()
+    assert file.read_bytes() == first
+    monkeypatch.setattr(cuda_compile, "compile_text", lambda *args: pytest.fail("compiled again"))
+    assert cuda_compile.compile_kernel("copy.cu", {}, "sm_90") == first
+
+
+@pytest.mark.skipif(not _has_nvrtc(), reason="no NVRTC here: pip install nvidia-cuda-nvrtc")
+def test_what_does_not_compile_says_why() -> None:
+    with pytest.raises(NativeError, match="identifier"):
+        cuda_compile.compile_text('#include "premultiply.cu"\n', "sm_90")

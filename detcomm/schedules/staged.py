@@ -196,8 +196,19 @@ def halving(world_size: int) -> Staged:
     return Staged((2,) * max((world_size - 1).bit_length(), 1))
 
 
+FAMILY_BLOCKS = 64
+"""Most blocks that exchange in one stage: a rank posts that many messages at once."""
+
+
 def hierarchical(world_size: int, block_size: int) -> Staged:
-    """Inside aligned blocks of ``block_size`` ranks, then across them; direct where that leaves one stage."""
+    """Inside aligned blocks of ``block_size`` ranks, then across them, in further stages where there are many.
+
+    Direct where that leaves one stage.
+    """
     if block_size < 2 or block_size >= world_size:
         return direct(world_size)
-    return Staged((block_size, -(-world_size // block_size)))
+    radices, num_blocks = [block_size], -(-world_size // block_size)
+    while num_blocks > FAMILY_BLOCKS:
+        radices.append(FAMILY_BLOCKS // 2)
+        num_blocks = -(-num_blocks // radices[-1])
+    return Staged((*radices, num_blocks))

@@ -96,6 +96,7 @@ def test_radices_that_break_subtrees_are_refused(radices: tuple[int, ...]) -> No
 def test_parse_knows_every_name_and_refuses_others() -> None:
     assert parse("staged(2, 3)", 6) == Staged((2, 3))
     assert parse("hierarchical", 12, 4) == Staged((4, 3))
+    assert parse("hierarchical", 8192, 8) == Staged((8, 32, 32))
     assert parse("halving", 5) == Staged((2, 2, 2))
     assert [parse(name, 4).text for name in ("oneshot", "binomial", "ring", "direct")] == [
         "oneshot",

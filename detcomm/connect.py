@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torch.distributed import PrefixStore
@@ -181,7 +182,7 @@ def _open_shared_memory(attempt: _Attempt) -> Transport:
     return meet(store, ranks.index(site.rank), len(ranks), chunk_bytes=site.chunk_bytes, timeout_s=timeout_s)
 
 
-def _open_hybrid(attempt: _Attempt) -> Transport:
+def _open_hybrid(attempt: _Attempt, open_remote: Callable[[_Attempt], Transport] = _open_gloo) -> Transport:
     local: Transport | None = None
     failure = ""
     if len(attempt.site.local_ranks) > 1:
@@ -190,8 +191,8 @@ def _open_hybrid(attempt: _Attempt) -> Transport:
         except Exception as error:
             failure = _reason(error)
     try:
-        attempt.verdict("inside hosts", failure)  # or other hosts would wait for this one in gloo's connection
-        return HybridTransport(local, attempt.site.local_ranks, _open_gloo(attempt))
+        attempt.verdict("inside hosts", failure)  # or other hosts would wait for this one in the remote connection
+        return HybridTransport(local, attempt.site.local_ranks, open_remote(attempt))
     except BaseException:
         if local is not None:
             local.close()
@@ -220,6 +221,7 @@ _OPENERS: dict[str, Callable[[_Attempt], Transport]] = {
     "shared_memory": _open_shared_memory,
     "gloo": _open_gloo,
     "hybrid": _open_hybrid,
+    "hybrid_mpi": partial(_open_hybrid, open_remote=_open_mpi),
     "mpi": _open_mpi,
 }
 

@@ -12,7 +12,7 @@ from detcomm.association import DEFAULT_RING_CHUNK_ELEMS, NAMES, Association
 from detcomm.collectives import Accumulate
 from detcomm.errors import UsageError
 
-TRANSPORTS = ("auto", "shared_memory", "gloo", "mpi", "hybrid", "nccl")
+TRANSPORTS = ("auto", "shared_memory", "gloo", "mpi", "hybrid", "hybrid_mpi", "nccl")
 ENV_PREFIX = "DETCOMM_"
 
 
@@ -53,7 +53,8 @@ class Options:
             ``staged(8,32)``, ``binomial``, ``ring``. Speed only.
         chunk_bytes: bytes of one pipelined piece of a message; default: chosen by size. Speed only.
         node_size: ranks of one aligned block that share a host; default: derived from the hosts. Speed only.
-        transport: ``auto`` (default), ``shared_memory``, ``gloo``, ``mpi``, ``hybrid`` or ``nccl``. Speed only.
+        transport: ``auto`` (default), ``shared_memory``, ``gloo``, ``mpi``, ``hybrid`` (shared memory inside a host,
+            gloo between), ``hybrid_mpi`` (the same with MPI between) or ``nccl``. Speed only.
         scratch_bytes: bound of a group's scratch on a GPU, 64 MiB by default. Speed only.
         cuda_on_error: ``exit`` (default): a group that fails with work on the GPU ends the process, as stock NCCL does,
             since the stream would run on with garbage; ``raise``: only the next call raises.

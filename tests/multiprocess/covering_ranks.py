@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import FileStore, PrefixStore, TCPStore
 
 from detcomm import stock_gloo, testing
 from detcomm.communicator import Communicator
@@ -39,6 +39,16 @@ def over_mpi(rank: int, world_size: int) -> int:
     with closing(MpiTransport(create_communicator(range(world_size), 1))) as transport:
         assert transport.rank == rank
         return _run(transport)
+
+
+def over_mpi_between_hosts(rank: int, world_size: int, hosts: Sequence[str], folder: str) -> int:
+    """Run the covering over shared memory inside hosts and MPI between; for a rank that mpirun has started."""
+    timeout = timedelta(seconds=PATIENCE_S)
+    store = FileStore(f"{folder}/store", world_size)
+    site = Site(store, "covering", rank, tuple(hosts), (), None, timeout)
+    with closing(connect(site, Options(transport="hybrid_mpi"))) as connected:
+        assert connected.name == "hybrid"
+        return _run(connected)
 
 
 def check_transport(rank: int, world_size: int, transport: str, hosts: Sequence[str]) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each transport, forced by name, between processes: a pairwise covering of all calls, and the public check."""
 
+from pathlib import Path
+
 import pytest
 
 from detcomm import native
@@ -36,3 +38,11 @@ def test_covering_over_mpi() -> None:
     world_size = 5
     done = launch_mpi.run(world_size, covering_ranks.over_mpi)
     assert done == [covering_ranks.num_calls(world_size)] * world_size
+
+
+@pytest.mark.mpi
+@needs_native
+def test_covering_over_mpi_between_hosts(tmp_path: Path) -> None:
+    hosts = ("a", "a", "b", "b", "b")
+    done = launch_mpi.run(len(hosts), covering_ranks.over_mpi_between_hosts, hosts, str(tmp_path))
+    assert done == [covering_ranks.num_calls(len(hosts))] * len(hosts)

@@ -75,6 +75,10 @@ class FakeGpu:
     kernels: Kernels
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     fails: dict[str, int] = field(default_factory=dict)
+    num_events: int = 0
+    is_stuck: bool = False
+    """Whether no event is ever done."""
+    _callbacks: dict[str, Any] = field(default_factory=dict)
     _sends: list[tuple[int, bytes]] = field(default_factory=list)
     _recvs: list[tuple[int, int, int]] = field(default_factory=list)
 
@@ -82,8 +86,7 @@ class FakeGpu:
         """Issue a program on this rank's memory; how it failed, if it did."""
         scratch = np.full(max(program.plan.scratch_bytes, 1), 0xA5, np.uint8)
         handles = (ctypes.c_void_p * NUM_EVENTS)(*range(0xE000, 0xE000 + NUM_EVENTS))
-        keep = {name: _TYPES[name](getattr(self, f"_{name}")) for name in _TYPES}
-        table = native.Functions(*[ctypes.cast(keep[name], ctypes.c_void_p).value for name in native.FUNCTIONS])
+        table = native.Functions(*[self.address(name) for name in native.FUNCTIONS])
         call = native.CCall(
             comm=COMM,
             streams=(MAIN_STREAM, SIDE_STREAM),
@@ -96,6 +99,22 @@ class FakeGpu:
             ctypes.byref(program.structure), ctypes.byref(table), ctypes.byref(call), ctypes.byref(failure)
         )
         return failure if status else None
+
+    def address(self, name: str) -> int | None:
+        """Where a function lies, as ``Library.address``."""
+        if name not in self._callbacks:
+            self._callbacks[name] = _TYPES[name](getattr(self, f"_{name}"))
+        return ctypes.cast(self._callbacks[name], ctypes.c_void_p).value
+
+    def call(self, name: str, *args: Any) -> None:
+        """Call one of the driver's other functions, as ``Library.call``."""
+        assert self[name](*args) == 0
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, f"_{name}")
+
+    def describe(self, code: int) -> str:
+        return f"error {code}"
 
     def _told(self, name: str, *args: Any) -> int:
         self.calls.append((name, *args))
@@ -150,8 +169,8 @@ class FakeGpu:
         operands = ctypes.cast(parameters[0], ctypes.POINTER(ctypes.c_uint64))
         output, count, divisor = (ctypes.cast(parameters[k], ctypes.POINTER(ctypes.c_uint64))[0] for k in (1, 2, 3))
         assert divisor == spec.divisor
-        inputs = [_bytes_at(operands[k], count * dtype.itemsize) for k, dtype in enumerate(spec.input_dtypes)]
-        fold(spec, inputs, _bytes_at(output, count * spec.output_dtype.itemsize))
+        inputs = [bytes_at(operands[k], count * dtype.itemsize) for k, dtype in enumerate(spec.input_dtypes)]
+        fold(spec, inputs, bytes_at(output, count * spec.output_dtype.itemsize))
 
     def _cuEventRecord(self, event: int, stream: int) -> int:
         return self._told("cuEventRecord", event, stream)
@@ -160,6 +179,25 @@ class FakeGpu:
         assert flags == 0
         return self._told("cuStreamWaitEvent", event, stream)
 
+    def _cuCtxSetCurrent(self, context: int) -> int:
+        return 0
 
-def _bytes_at(address: int, num_bytes: int) -> Any:
+    def _cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        return 0
+
+    def _cuEventCreate(self, handle: Any, flags: int) -> int:
+        self.num_events += 1
+        ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = 0xE0000 + self.num_events
+        return 0
+
+    def _cuEventQuery(self, event: int) -> int:
+        return 600 if self.is_stuck else 0
+
+    def _cuMemcpyDtoDAsync_v2(self, dst: int, src: int, num_bytes: int, stream: int) -> int:
+        ctypes.memmove(dst, src, num_bytes)
+        return 0
+
+
+def bytes_at(address: int, num_bytes: int) -> Any:
+    """Memory at an address, as an array."""
     return np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), np.uint8)

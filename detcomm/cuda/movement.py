@@ -13,6 +13,7 @@ import torch.distributed as dist
 from detcomm.cuda.group import CudaGroup
 from detcomm.errors import UsageError
 from detcomm.movement import Movement, bytes_of
+from detcomm.work import FINISHED
 
 
 class CudaMovement(Movement):
@@ -50,7 +51,8 @@ class CudaMovement(Movement):
         assert finish is None, "NCCL receives in place"
         if self._is_in_block:
             self._group.open_block(self._device)
-        return self._group.move(method, self._device, *args, *([] if opts is None else [opts]))
+        work = self._group.move(method, self._device, *args, *([] if opts is None else [opts]))
+        return FINISHED if self._is_in_block else work  # the block has the work
 
 
 def _no_loss(error: Any) -> Any:

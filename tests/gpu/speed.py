@@ -24,7 +24,7 @@ def folds(rank: int, world_size: int) -> list[str]:
     stream = torch.cuda.current_stream().cuda_stream
     num_bytes = 128 << 20
     src, dst = (torch.empty(num_bytes * 4, dtype=torch.uint8, device="cuda").fill_(k) for k in (1, 2))
-    copy = 2 * src.numel() / _median_s(lambda: dst.copy_(src))
+    copy = 2 * src.numel() / median_s(lambda: dst.copy_(src))
     lines = [f"device copy {copy / 1e12:.2f} TB/s"]
     for dtype in (DType.BFLOAT16, DType.FLOAT32):
         for num_inputs in (2, 3, 4, 8):
@@ -39,7 +39,7 @@ def folds(rank: int, world_size: int) -> list[str]:
                 ctypes.c_uint64(count),
                 ctypes.c_uint64(1),
             ]
-            seconds = _median_s(lambda k=kernel, b=blocks, a=arguments: kernels.launch(k, b, stream, *a))
+            seconds = median_s(lambda k=kernel, b=blocks, a=arguments: kernels.launch(k, b, stream, *a))
             rate = (num_inputs + 1) * num_bytes / seconds
             lines.append(f"fold {num_inputs} x {dtype.value}: {rate / 1e12:.2f} TB/s, {rate / copy:.2f} of the copy")
     return lines
@@ -60,7 +60,7 @@ def table(rank: int, world_size: int, sizes: tuple[int, ...] = SIZES) -> list[st
             "all_gather": lambda group, t=tensor, s=shard: dist.all_gather_into_tensor(t, s, group=group),
         }
         for name, action in actions.items():
-            device_ms, host_us = _in_turn(action, {"stock": stock, "detcomm": None}, 30 if num_bytes <= 1 << 20 else 9)
+            device_ms, host_us = in_turn(action, {"stock": stock, "detcomm": None}, 30 if num_bytes <= 1 << 20 else 9)
             ratio = device_ms["detcomm"] / device_ms["stock"]
             lines.append(
                 f"{name:14} {num_bytes:>10} B  stock {device_ms['stock']:8.3f} ms  detcomm {device_ms['detcomm']:8.3f} "
@@ -70,7 +70,8 @@ def table(rank: int, world_size: int, sizes: tuple[int, ...] = SIZES) -> list[st
     return lines
 
 
-def _in_turn(action: Any, groups: dict[str, Any], turns: int) -> tuple[dict[str, float], dict[str, float]]:
+def in_turn(action: Any, groups: dict[str, Any], turns: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Medians of an action on each of several groups in turn: device time in ms, and host time in us."""
     device_ms: dict[str, list[float]] = {name: [] for name in groups}
     host_us: dict[str, list[float]] = {name: [] for name in groups}
     for turn in range(turns + 3):
@@ -93,7 +94,8 @@ def _medians(values: dict[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in values.items()}
 
 
-def _median_s(action: Any, turns: int = 15) -> float:
+def median_s(action: Any, turns: int = 15) -> float:
+    """Device time of an action."""
     times = []
     for turn in range(turns + 3):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

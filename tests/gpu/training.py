@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on GPUs: DDP's weights do not depend on the bucket size; and what stock NCCL does instead, as a control."""
+"""Training on GPUs: weights do not depend on buckets or wrapping; and what stock NCCL does instead, as a control."""
 
 import hashlib
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests import inputs
@@ -20,6 +22,15 @@ def ddp(rank: int, world_size: int) -> str:
     dist.destroy_process_group()
     assert len(set(hashes)) == 1, f"weights differ with the bucket size: {dict(zip(BUCKETS_MB, hashes, strict=True))}"
     return f"buckets of {BUCKETS_MB} MB: weights {hashes[0]}"
+
+
+def fsdp(rank: int, world_size: int) -> str:
+    """The same hash whether each layer is a message of its own or the whole model is one."""
+    device = start(rank, world_size)
+    hashes = [_train_sharded(rank, device, each) for each in (True, False)]
+    dist.destroy_process_group()
+    assert len(set(hashes)) == 1, f"weights differ with the wrapping: {hashes}"
+    return f"each layer, whole model: weights {hashes[0]}"
 
 
 def stock(rank: int, world_size: int) -> str:
@@ -41,10 +52,35 @@ def stock(rank: int, world_size: int) -> str:
     )
 
 
-def _train(rank: int, device: str, bucket_mb: float) -> str:
+def _model(device: str) -> torch.nn.Sequential:
     torch.manual_seed(1)
     layers = [torch.nn.Linear(64, 64) for _ in range(6)]
-    model = torch.nn.Sequential(*[part for layer in layers for part in (layer, torch.nn.GELU())]).to(device)
+    return torch.nn.Sequential(*[part for layer in layers for part in (layer, torch.nn.GELU())]).to(device)
+
+
+def _hash(tensors: list[torch.Tensor]) -> str:
+    content = b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in tensors)
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _train_sharded(rank: int, device: str, each_layer: bool) -> str:
+    model = _model(device)
+    for layer in model if each_layer else ():
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(100 + rank)
+    for batch in torch.randn(4, 16, 64, device=device):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    shards: list[Any] = list(model.parameters())
+    return _hash([shard.full_tensor() for shard in shards])
+
+
+def _train(rank: int, device: str, bucket_mb: float) -> str:
+    model = _model(device)
     replica = DistributedDataParallel(model, device_ids=[torch.device(device).index], bucket_cap_mb=bucket_mb)
     optimizer = torch.optim.AdamW(replica.parameters(), lr=1e-2)
     torch.manual_seed(100 + rank)
@@ -53,5 +89,4 @@ def _train(rank: int, device: str, bucket_mb: float) -> str:
         optimizer.zero_grad()
         replica(batch).square().mean().backward()
         optimizer.step()
-    content = b"".join(parameter.detach().cpu().numpy().tobytes() for parameter in model.parameters())
-    return hashlib.sha256(content).hexdigest()[:16]
+    return _hash(list(model.parameters()))

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives of a group on a fake GPU: staging, streams, scratch, graphs, timeouts."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from detcomm.call import Call
+from detcomm.collectives import Collective, DType, ReduceOp
+from detcomm.communicator import Request
+from detcomm.cuda import communicator as module
+from detcomm.cuda import events, libraries, native
+from detcomm.cuda.communicator import CudaCommunicator, Streams
+from detcomm.errors import NativeError, PeerTimeoutError, TransportError, UsageError
+from detcomm.fold import premultiply
+from detcomm.memory import DeviceMemory
+from detcomm.options import Options
+from tests import fake_gpu, inputs, oracle
+
+STREAMS = Streams(fake_gpu.MAIN_STREAM, fake_gpu.SIDE_STREAM)
+
+
+def _is_missing() -> str:
+    try:
+        native.library()
+    except NativeError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(_is_missing()), reason=_is_missing())
+
+
+class _Kernels:
+    """As ``detcomm.cuda.kernels.Kernels``, on the host."""
+
+    def __init__(self, device: int, kernels: fake_gpu.Kernels) -> None:
+        self.device = device
+        compiler = kernels.compiler()
+        self.fold, self.fold_blocks, self.copy = compiler.fold, compiler.fold_blocks, compiler.copy
+
+    def make_current(self) -> None:
+        pass
+
+    def premultiply(self, dtype: DType) -> Any:
+        return dtype
+
+    def launch(self, dtype: Any, num_blocks: int, stream: int, src: Any, dst: Any, count: Any, factor: Any) -> None:
+        assert stream == fake_gpu.MAIN_STREAM
+        size = count.value * dtype.itemsize
+        premultiply(dtype, factor.value, fake_gpu.bytes_at(src.value, size), fake_gpu.bytes_at(dst.value, size))
+
+
+class _Room:
+    def __init__(self, num_bytes: int) -> None:
+        self.memory = np.zeros(num_bytes, np.uint8)
+
+    def data_ptr(self) -> int:
+        return int(self.memory.ctypes.data)
+
+
+class _Nccl:
+    handle = fake_gpu.COMM
+    was_aborted = False
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.was_aborted = True
+
+    def close(self) -> None:
+        pass
+
+
+class _World:
+    """Communicators of all ranks, each used from a thread of its own."""
+
+    def __init__(self, world_size: int, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.here = threading.local()
+        network, kernels = fake_gpu.Network(), fake_gpu.Kernels()
+        self.gpus = [fake_gpu.FakeGpu(rank, network, kernels) for rank in range(world_size)]
+        for place in (module, events, libraries):
+            monkeypatch.setattr(place, "driver", lambda: self.here.gpu)
+        monkeypatch.setattr(module, "nccl", lambda: self.here.gpu)
+        monkeypatch.setattr(module, "NcclCommunicator", _Nccl)
+        self.communicators: list[Any] = [None] * world_size
+        self.on_each(lambda rank: self._make(rank, world_size, options, kernels))
+
+    def _make(self, rank: int, world_size: int, options: Options, kernels: fake_gpu.Kernels) -> None:
+        known: Any = _Kernels(rank, kernels)
+        self.communicators[rank] = CudaCommunicator(
+            "fake", None, rank, world_size, options, 1, known, _Room, lambda: None, 1.0
+        )
+
+    def on_each(self, function: Callable[[int], Any]) -> list[Any]:
+        results: list[Any] = [None] * len(self.gpus)
+        errors: list[BaseException] = []
+
+        def work(rank: int) -> None:
+            self.here.gpu = self.gpus[rank]
+            try:
+                results[rank] = function(rank)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(self.gpus))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
+
+
+def _memory(array: Any) -> Any:
+    return DeviceMemory(array.ctypes.data, array.nbytes)
+
+
+def _run(world: _World, call: Call, given: list[Any], **more: Any) -> list[Any]:
+    """One collective in place on all ranks; copies of what they have afterwards."""
+    data = [inputs.bits(array).copy() for array in given]
+    factors = more.pop("factors", [None] * len(given))
+
+    def run(rank: int) -> Any:
+        request = Request(call, _memory(data[rank]), _memory(data[rank]), factors[rank])
+        arguments = {"streams": STREAMS, "capturing": False, "timeout_s": 60.0, "kept": []} | more
+        world.communicators[rank].run_many([request], **arguments)
+        return data[rank]
+
+    return world.on_each(run)
+
+
+CALL = Call(Collective.ALL_REDUCE, DType.FLOAT32, 1003, ReduceOp.SUM)
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+@pytest.mark.parametrize("op", ["sum", "premul_sum"])
+def test_all_reduce_on_every_rank(world_size: int, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(world_size, Options(chunk_bytes=1024), monkeypatch)
+    given = inputs.make("float32", 1003, world_size)
+    factors = inputs.factors(world_size) if op == "premul_sum" else None
+    call = Call(Collective.ALL_REDUCE, DType.FLOAT32, 1003, ReduceOp(op))
+    expected = inputs.bits(oracle.reduce(given, "float32", op, factors=factors))
+    more = {} if factors is None else {"factors": factors}
+    for _ in range(2):
+        for output in _run(world, call, given, **more):
+            assert np.array_equal(output, expected)
+    assert [communicator.sequence for communicator in world.communicators] == [2] * world_size
+
+
+def test_memory_that_overlaps_otherwise_is_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(3, Options(), monkeypatch)
+    given = inputs.make("float32", 1003, 3)
+    rooms = [np.concatenate([inputs.bits(array), np.zeros(4, np.uint8)]) for array in given]
+
+    def run(rank: int) -> Any:
+        size = 1003 * 4
+        request = Request(CALL, _memory(rooms[rank][:size]), _memory(rooms[rank][4:]))
+        world.communicators[rank].run_many([request], STREAMS, capturing=False, timeout_s=60.0, kept=[])
+        return rooms[rank][4:]
+
+    expected = inputs.bits(oracle.reduce(given, "float32", "sum"))
+    for output in world.on_each(run):
+        assert np.array_equal(output, expected)
+
+
+def test_another_stream_waits_for_the_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(2, Options(), monkeypatch)
+    given = inputs.make("float32", 1003, 2)
+    _run(world, CALL, given, streams=Streams(0xF1, fake_gpu.SIDE_STREAM))
+    (last,) = {args[0] for name, *args in world.gpus[0].calls[-1:] if name == "cuEventRecord"} or {None}
+    del world.gpus[0].calls[:]
+    _run(world, CALL, given)
+    waits = [tuple(args) for name, *args in world.gpus[0].calls if name == "cuStreamWaitEvent"]
+    assert (last, fake_gpu.MAIN_STREAM) in waits
+    del world.gpus[0].calls[:]
+    _run(world, CALL, given)
+    assert not [name for name, *_ in world.gpus[0].calls if name == "cuStreamWaitEvent"], "the same stream has order"
+
+
+def test_a_graph_has_its_own_scratch_and_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(2, Options(), monkeypatch)
+    given = inputs.make("float32", 1003, 2)
+    _run(world, CALL, given)
+    eager = [communicator._scratch.data_ptr() for communicator in world.communicators]
+    world.on_each(lambda rank: world.communicators[rank].poll())
+    kept: list[Any] = []
+    _run(world, CALL, given, capturing=True, kept=kept)
+    assert {room.data_ptr() for room in kept}.isdisjoint(eager)
+    assert len(kept) == 2
+    assert [communicator.oldest for communicator in world.communicators] == [None, None]
+    assert all(communicator.has_captured for communicator in world.communicators)
+
+
+def test_tensors_are_kept_until_the_gpu_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(2, Options(), monkeypatch)
+    for gpu in world.gpus:
+        gpu.is_stuck = True
+    kept: list[Any] = ["a tensor"]
+    _run(world, CALL, inputs.make("float32", 1003, 2), kept=kept)
+    world.on_each(lambda rank: world.communicators[rank].poll())
+    assert kept is world.communicators[0].oldest.kept[0]
+    for gpu in world.gpus:
+        gpu.is_stuck = False
+    world.on_each(lambda rank: world.communicators[rank].poll())
+    assert world.communicators[0].oldest is None
+
+
+def test_what_is_not_done_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(2, Options(), monkeypatch)
+    world.gpus[0].is_stuck = True
+    _run(world, CALL, inputs.make("float32", 1003, 2), timeout_s=0.01)
+    time.sleep(0.05)
+    with pytest.raises(PeerTimeoutError, match=r"collective #1, all_reduce\(sum, float32\[1003\]\), is not done"):
+        world.on_each(lambda rank: world.communicators[rank].poll() if rank == 0 else None)
+
+
+def test_a_function_that_fails_aborts_the_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(2, Options(), monkeypatch)
+    for gpu in world.gpus:
+        gpu.fails["ncclSend"] = 5
+    with pytest.raises(TransportError, match="ncclSend failed: error 5"):
+        _run(world, CALL, inputs.make("float32", 1003, 2))
+    assert all(communicator._nccl.was_aborted for communicator in world.communicators)
+
+
+def test_wrong_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(1, Options(), monkeypatch)
+    with pytest.raises(UsageError, match="expected an input of 4012 bytes, got 4008"):
+        _run(world, CALL, [np.zeros(1002, np.float32)])
+    assert world.gpus[0].calls == []

@@ -21,9 +21,10 @@ RUNS = [Run(named(name), 3) for name in ("gloo", "detcomm as gloo", "detcomm as 
 @pytest.mark.timeout(len(RUNS) * DEADLINE_S + 60)
 def test_detcomm_passes_what_gloo_passes(tmp_path: Path) -> None:
     results = {run: execute(run, tmp_path, deadline_s=DEADLINE_S) for run in RUNS}
-    print(report.table(results))
+    exceptions = judgement.read_exceptions()
+    print(report.table(results, exceptions))
     passed = {test for test, outcome in results[RUNS[0]].items() if outcome.kind == "passed"}
     assert passed, "gloo passes nothing: the runner is broken"
-    findings = judgement.judge(results, judgement.read_exceptions())
+    findings = judgement.judge(results, exceptions)
     bad = [outcome.reason for run in RUNS[1:] for outcome in results[run].values() if outcome.is_bad]
     assert not findings, "\n".join([*findings, *bad])

@@ -27,12 +27,15 @@ The bar: no test fails or errs, and each test that gloo passes is passed by detc
 stand in `tests/torch_suite/exceptions.json`, each with its reason; `make conformance` fails at anything else."""
 
 
-def table(results: Results) -> str:
+def table(results: Results, exceptions: Exceptions) -> str:
     """Passed, skipped, failed: a row for each run."""
-    rows = [["ranks", "backend", *KINDS, "seconds"]]
+    rows = [["ranks", "backend", *KINDS, "excepted", "seconds"]]
     for run, outcomes in results.items():
-        counts = Counter(outcome.kind for outcome in outcomes.values())
-        numbers = [str(counts[kind]) for kind in KINDS]
+        excepted = exceptions.get(run.subject.name, {})
+        counts = Counter(
+            "excepted" if outcome.is_bad and outcome.test in excepted else outcome.kind for outcome in outcomes.values()
+        )
+        numbers = [str(counts[kind]) for kind in (*KINDS, "excepted")]
         rows.append(
             [
                 str(run.world_size),
@@ -46,7 +49,7 @@ def table(results: Results) -> str:
 
 def page(results: Results, exceptions: Exceptions, findings: list[str]) -> str:
     """The whole of ``docs/conformance.md``."""
-    parts = [_INTRODUCTION, _machine(), "## Outcomes", table(results), _comparison(results)]
+    parts = [_INTRODUCTION, _machine(), "## Outcomes", table(results, exceptions), _comparison(results)]
     parts += ["## Exceptions", _exceptions(exceptions), "## Why tests are skipped", _skips(results)]
     if findings:
         parts += ["## Findings", "\n".join(f"- {finding}" for finding in findings)]
@@ -91,7 +94,8 @@ def _exceptions(exceptions: Exceptions) -> str:
 
 
 def _skips(results: Results) -> str:
-    runs = [run for run in results if run.subject != MEASURE and not run.only_large]
+    world_size = max((run.world_size for run in results if not run.only_large), default=0)
+    runs = [run for run in results if run.subject != MEASURE and run.world_size == world_size]
     rows = [["ranks", "backend", "tests", "reason"]]
     for run in runs:
         reasons = Counter(outcome.reason for outcome in results[run].values() if outcome.kind == "skipped")

@@ -87,8 +87,10 @@ def main() -> int:
             print(f"{judgement.title(run)}: {len(found)} tests; failed: {', '.join(bad) or 'none'}", flush=True)
     exceptions = judgement.read_exceptions()
     findings = judgement.judge(results, exceptions)
-    print(report.table(results))
-    print("\n".join(findings) or "All that stock gloo passes is passed, and nothing fails.")
+    print(report.table(results, exceptions))
+    print(
+        "\n".join(findings) or "Nothing fails, and detcomm passes all that gloo passes, but for the exceptions listed."
+    )
     if given.page:
         given.page.write_text(report.page(results, exceptions, findings))
     return 1 if findings else 0

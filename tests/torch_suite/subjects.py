@@ -54,7 +54,7 @@ LARGE_WORLD_SIZE = 8
 def whole() -> list[Run]:
     """All that the report is made of, the measure first in each world.
 
-    As ``mpi`` the suite makes groups of ranks 1 and 2 in every world, and so needs three ranks, and never asks for more.
+    As ``mpi`` the suite makes groups of ranks 1 and 2 in every world, and so needs three; it asks for no large one.
     """
     runs = [Run(subject, world_size) for world_size in WORLD_SIZES for subject in SUBJECTS]
     runs += [Run(subject, LARGE_WORLD_SIZE, True) for subject in SUBJECTS]

@@ -79,13 +79,13 @@ def test_outcomes_come_back_from_a_file(tmp_path: Path) -> None:
 
 
 def test_the_page_has_a_row_for_each_run() -> None:
-    results = _results(["passed", "passed"], ["passed", "skipped"], ["skipped", "passed"])
-    page = report.page(results, {"detcomm": {"test_9": "a reason"}}, ["a finding"])
-    assert "gloo passes 2; of these detcomm passes 2, and 0 others" in page
-    assert "- detcomm: `test_9`: a reason" in page
+    results = _results(["passed", "passed", "skipped"], ["passed", "skipped", "error"], ["skipped", "passed", "passed"])
+    page = report.page(results, {"detcomm": {"test_2": "a reason"}}, ["a finding"])
+    assert "gloo passes 2; of these detcomm passes 2, and 1 others" in page
+    assert "- detcomm: `test_2`: a reason" in page
     assert "- a finding" in page
     lines = [line.replace(" ", "") for line in page.splitlines()]
-    assert "|3|detcomm|1|1|0|0|2|" in lines
+    assert "|3|detcomm|1|1|0|0|1|3|" in lines
     assert "|3|detcomm|1|why|" in lines
 
 

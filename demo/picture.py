@@ -18,7 +18,7 @@ _STYLES = ("-", "--", ":")
 def draw(outcomes: "Sequence[Outcome]", path: Path) -> None:
     """Write the picture: one line for each run but the first of its backend."""
     mpl.rcParams["font.size"] = 10
-    figure = Figure(figsize=(8, 4), dpi=150, layout="constrained")
+    figure = Figure(figsize=(8, 4.2), dpi=150, layout="constrained")
     axes = figure.subplots()
     seen: dict[str, int] = {}
     for outcome in outcomes:
@@ -33,7 +33,7 @@ def draw(outcomes: "Sequence[Outcome]", path: Path) -> None:
     axes.set_xlabel("training step")
     axes.set_ylabel("parameters with other bits, %")
     axes.set_title("The same training as with buckets of 25 MB, run another way")
-    axes.set_ylim(bottom=-2)
+    axes.set_ylim(-2, 1.4 * max(2, axes.get_ylim()[1]))  # room for the legend
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", frameon=False)
     figure.savefig(path)

@@ -128,12 +128,12 @@ def check_equal(introductions: Sequence[Introduction], where: str) -> None:
     Raises:
         MismatchError: naming every fact that differs, with the ranks that have each value.
     """
-    names = dict.fromkeys(name for introduction in introductions for name in introduction.facts())
+    facts = {introduction.rank: introduction.facts() for introduction in introductions}
     differences = []
-    for name in names:
+    for name in dict.fromkeys(name for own in facts.values() for name in own):
         ranks_of: dict[str, list[int]] = {}
-        for introduction in introductions:
-            ranks_of.setdefault(introduction.facts().get(name, "(absent)"), []).append(introduction.rank)
+        for rank, own in facts.items():
+            ranks_of.setdefault(own.get(name, "(absent)"), []).append(rank)
         if len(ranks_of) > 1:
             values = "; ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in ranks_of.items())
             differences.append(f"{name}: {values}")

@@ -16,6 +16,8 @@ from torch.distributed import PrefixStore, Store
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.02
+_KEYS_AT_ONCE = 64
+"""All ranks ask one server: a round trip for many keys, but no long requests again and again in large groups."""
 
 
 def read(store: Store, key: str) -> str | None:
@@ -38,16 +40,17 @@ def read_all(
         A value for each key; ``None`` for those absent when the time was over or ``stop`` said so.
     """
     deadline = time.monotonic() + timeout_s
-    values: list[str | None] = [None] * len(keys)
+    values: list[str | None] = []
     pause_s = _FIRST_PAUSE_S
-    for index, key in enumerate(keys):
-        while (value := read(store, key)) is None:
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        block = list(keys[start : start + _KEYS_AT_ONCE])
+        while not store.check(block):
             if time.monotonic() >= deadline or stop():
                 # What is there now, so that the caller can name exactly those who are missing.
-                return values[:index] + [read(store, key) for key in keys[index:]]
+                return values + [read(store, key) for key in keys[start:]]
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        values[index] = value
+        values += [value.decode() for value in store.multi_get(block)]
     return values
 
 

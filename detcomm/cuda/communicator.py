@@ -25,13 +25,14 @@ from detcomm.cuda.kernels import Kernels, copy_blocks
 from detcomm.cuda.libraries import driver, nccl, relaxed_capture
 from detcomm.cuda.nccl import NcclCommunicator
 from detcomm.cuda.program import Compiler, Program, failure_text, make_program
+from detcomm.cuda.sizes import Sizes
 from detcomm.cuda.stream_order import NUM_EVENTS
-from detcomm.errors import NativeError, PeerTimeoutError, TransportError, UsageError
-from detcomm.header import call_text
+from detcomm.errors import NativeError, PeerTimeoutError, TransportError
 from detcomm.memory import DeviceMemory, device_may_run_in_place
 from detcomm.options import Options
 
-_CACHED_PROGRAMS = _ALIGNMENT_BYTES = 256
+_CACHED_PROGRAMS = 256
+_ALIGNMENT_BYTES = 256
 
 
 class Block(Protocol):
@@ -104,6 +105,9 @@ class CudaCommunicator:
         self._event_objects = [self._pool.take() for _ in range(NUM_EVENTS)]
         self._events = (ctypes.c_void_p * NUM_EVENTS)(*[event.handle for event in self._event_objects])
         self._begin = self._pool.take()
+        self._call = native.CCall(events=ctypes.addressof(self._events))
+        self._failure_place = native.CFailure()
+        self._sizes = Sizes(rank, world_size)
 
     def run_many(
         self, requests: Sequence[Request], streams: Streams, *, capturing: bool, timeout_s: float, kept: list[Any]
@@ -124,7 +128,7 @@ class CudaCommunicator:
             TransportError: NCCL or CUDA refused; the group is unusable.
         """
         for request in requests:
-            self._check(request)
+            self._sizes.check(request)
         with device_lock(self.kernels.device):
             self.kernels.make_current()
             restore = relaxed_capture() if capturing else None
@@ -193,19 +197,6 @@ class CudaCommunicator:
 
     # -- one call -----------------------------------------------------------------------------------------------
 
-    def _check(self, request: Request) -> None:
-        call, size = request.call, request.call.dtype.itemsize
-        if call.shard_counts is not None and len(call.shard_counts) != self.world_size:
-            raise UsageError(f"{call.text()}: expected {self.world_size} shards, got {len(call.shard_counts)}")
-        if not 0 <= call.root < self.world_size:
-            raise UsageError(f"{call.text()}: expected a root below {self.world_size}, got {call.root}")
-        sizes = (("input", request.input, call.input_count), ("output", request.output, call.output_count))
-        for what, memory, count in sizes:
-            if memory.size != count(self.rank) * size:
-                raise UsageError(
-                    f"{call.text()}: expected an {what} of {count(self.rank) * size} bytes, got {memory.size}"
-                )
-
     def _order(self, streams: Streams, capturing: bool) -> None:
         """Behind the caller's work, and behind the last call that used the same scratch."""
         if streams.caller is not None:
@@ -228,17 +219,17 @@ class CudaCommunicator:
             staged = DeviceMemory(scratch + plan_bytes, input.size)
             self._move(request, input, staged, streams.main)
             input = staged
-        call = native.CCall(
-            comm=self._nccl.handle if self._nccl is not None else None,
-            streams=(streams.main, streams.side),
-            events=ctypes.addressof(self._events),
-            buffers=(input.start, output.start, scratch),
-        )
-        failure = native.CFailure()
+        native_call = self._call
+        native_call.comm = self._nccl.handle if self._nccl is not None else None
+        native_call.streams[:] = streams[:2]
+        native_call.buffers[:] = (input.start, output.start, scratch)
         if self._issue(
-            ctypes.byref(program.structure), ctypes.byref(self._functions), ctypes.byref(call), ctypes.byref(failure)
+            ctypes.byref(program.structure),
+            ctypes.byref(self._functions),
+            ctypes.byref(native_call),
+            ctypes.byref(self._failure_place),
         ):
-            raise NativeError(failure_text(program, failure, driver().describe))
+            raise NativeError(failure_text(program, self._failure_place, driver().describe))
 
     def _run_alone(self, request: Request, stream: int) -> None:
         """Nothing to exchange: an empty message, or a world of one rank, where every bit stays."""
@@ -278,11 +269,11 @@ class CudaCommunicator:
         return self._scratch.data_ptr()
 
     def _keep(self, requests: Sequence[Request], done: Event, timeout_s: float, kept: list[Any]) -> None:
-        text = call_text(requests[0].call, requests[0].label)
-        if len(requests) > 1:
-            text += f" and {len(requests) - 1} more"
+        first = requests[0]
         deadline = time.monotonic() + timeout_s
-        self._in_flight.add(InFlight(self.sequence, text, done, deadline, [kept, *self._retired]))
+        self._in_flight.add(
+            InFlight(self.sequence, first.call, first.label, len(requests) - 1, done, deadline, [kept, *self._retired])
+        )
         self._retired = []
 
     # -- programs -----------------------------------------------------------------------------------------------

@@ -28,6 +28,11 @@ from detcomm.work import FINISHED
 
 _DRAIN_POLL_S = 0.001
 
+# What torch.cuda's functions of these names ask, without the objects that they make: a call costs microseconds.
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+
 OnError = Callable[[TransportError], Any]
 
 
@@ -67,7 +72,8 @@ class CudaGroup:
         self._device: torch.device | None = None
         self._communicator: CudaCommunicator | None = None
         self._stream: torch.cuda.Stream | None = None
-        self._side: torch.cuda.Stream | None = None
+        self._side_stream: torch.cuda.Stream | None = None
+        self._side = 0
         self._movement: Any = None
         self._open_blocks: dict[int, Any] = {}
 
@@ -79,28 +85,34 @@ class CudaGroup:
     def reduce(self, name: str, batch: Batch, asynchronous: bool, timeout_s: float) -> dist.Work:
         """Issue a batch: on the current stream, or on the group's stream behind it."""
         device = batch.device
-        if torch.cuda.current_device() != device.index:
+        if _current_device() != device.index:
             with torch.cuda.device(device):
                 return self._reduce(name, batch, device, asynchronous, timeout_s)
         return self._reduce(name, batch, device, asynchronous, timeout_s)
 
     def _reduce(self, name: str, batch: Batch, device: torch.device, asynchronous: bool, timeout_s: float) -> dist.Work:
-        capturing = torch.cuda.is_current_stream_capturing()
+        capturing = _is_capturing()
         communicator = self._communicator_on(device, capturing)
-        assert self._stream is not None
-        assert self._side is not None
-        current = torch.cuda.current_stream(device)
-        stream = self._stream if asynchronous else current
-        caller = current.cuda_stream if asynchronous else None
-        kept: list[Any] = [*batch.tensors] if asynchronous else []  # else the stream itself keeps order
+        stream = self._stream
+        assert stream is not None
+        current = _current_stream(device.index)
+        if not asynchronous:  # the stream itself keeps what it uses in order
+            if batch.gather is not None:
+                batch.gather()
+            communicator.run_many(
+                batch.requests, Streams(current, self._side), capturing=capturing, timeout_s=timeout_s, kept=[]
+            )
+            if batch.scatter is not None:
+                batch.scatter()
+            return FINISHED
+        kept: list[Any] = [*batch.tensors]
         if batch.gather is not None:
-            if asynchronous:
-                self._stream.wait_stream(current)
+            stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 batch.gather()
         done = communicator.run_many(
             batch.requests,
-            Streams(stream.cuda_stream, self._side.cuda_stream, caller),
+            Streams(stream.cuda_stream, self._side, current),
             capturing=capturing,
             timeout_s=timeout_s,
             kept=kept,
@@ -109,8 +121,6 @@ class CudaGroup:
             with torch.cuda.stream(stream):
                 batch.scatter()
             done.record(stream.cuda_stream)
-        if not asynchronous:
-            return FINISHED
         return CudaWork(name, batch.results, done, stream, kept, self._check, self._on_error, capturing)
 
     def movement(self, device: torch.device) -> Any:
@@ -164,7 +174,7 @@ class CudaGroup:
             torch.cuda.current_stream(self._device).synchronize()
 
     def fail(self, error: BaseException) -> None:
-        """The group has failed: abort what runs and, unless asked not to, end the process as stock NCCL does.
+        """The group has failed: end the process as stock NCCL does or, if asked for, abort what runs.
 
         A stream cannot be told: what comes behind a call that was aborted runs on with garbage.
         """
@@ -173,9 +183,10 @@ class CudaGroup:
             return
         CudaWatch.remove(communicator)
         oldest = communicator.oldest
-        communicator.abort()
         if not self.ends_process or (oldest is None and not communicator.has_captured):
+            communicator.abort()
             return
+        # Not aborted before: the streams would go on, and whoever waits for them.
         at = f"in collective #{oldest.sequence}, {oldest.text}" if oldest else "with captured graphs"
         print(
             f"detcomm: rank {self.rank} of group {self.name}, {at}: {error}\n"
@@ -228,7 +239,8 @@ class CudaGroup:
         kernels = kernels_of(device.index)
         make_stream: Any = torch.cuda.Stream
         self._stream = make_stream(device, priority=-1)
-        self._side = make_stream(device, priority=-1)
+        self._side_stream = make_stream(device, priority=-1)
+        self._side = self._side_stream.cuda_stream
         communicator = CudaCommunicator(
             self.name,
             dist.PrefixStore("nccl", self._store),

@@ -5,23 +5,35 @@ import threading
 from collections import deque
 from typing import Any, NamedTuple
 
+from detcomm.call import Call
 from detcomm.cuda.events import Event
+from detcomm.header import call_text
 
 
 class InFlight(NamedTuple):
-    """One call.
+    """One call, or several of one block.
 
     Attributes:
+        call: the first of them.
+        label: its element type as the caller knows it, where it differs.
+        num_more: how many others there are.
         event: behind it.
         deadline: on the monotonic clock.
         kept: what it uses.
     """
 
     sequence: int
-    text: str
+    call: Call
+    label: str
+    num_more: int
     event: Event
     deadline: float
     kept: list[Any]
+
+    @property
+    def text(self) -> str:
+        """For people; made when somebody asks."""
+        return call_text(self.call, self.label) + (f" and {self.num_more} more" if self.num_more else "")
 
 
 class InFlightQueue:

@@ -59,7 +59,8 @@ class CudaWork(dist.Work):
             PeerTimeoutError: not done within ``timeout``; the group is unusable afterwards.
         """
         self._check()
-        self._done.make_wait(torch.cuda.current_stream(self._stream.device).cuda_stream)
+        current: int = torch._C._cuda_getCurrentRawStream(self._stream.device.index)
+        self._done.make_wait(current)
         limit_s = timeout.total_seconds() if timeout else 0.0
         if limit_s > 0 and not self._captured:
             self._block(limit_s)

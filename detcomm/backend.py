@@ -16,6 +16,10 @@ from detcomm.group import Group
 from detcomm.process_group import BACKEND_NAME
 from detcomm.torch_methods import TorchMethods
 
+_HELD: set["Backend"] = set()
+"""Backends until their end. Under TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps a backend and keeps the C++ half alone,
+which knows none of the methods below once the Python half is gone."""
+
 
 class Backend(TorchMethods, C10dBackend):
     """The collectives of one group. Names, devices and subgroups are the stock process group's."""
@@ -23,6 +27,15 @@ class Backend(TorchMethods, C10dBackend):
     def __init__(self, group: Group) -> None:
         C10dBackend.__init__(self, group.rank, group.world_size)
         self._group = group
+        _HELD.add(self)
+
+    def abort(self) -> None:
+        _HELD.discard(self)
+        super().abort()
+
+    def shutdown(self) -> None:
+        _HELD.discard(self)
+        super().shutdown()
 
     @property
     def supports_coalescing(self) -> bool:

@@ -30,7 +30,7 @@ test-matrix: $(VENV)/built
 test-conformance: $(VENV)/built
 	$(PYTEST) -q -n 2 --dist worksteal tests/conformance
 
-# Torch's own suite of distributed tests, gloo beside detcomm: half an hour. Writes docs/conformance.md.
+# Torch's own suite of distributed tests, gloo beside detcomm, in a quarter of an hour. Writes docs/conformance.md.
 conformance: $(VENV)/built
 	$(BIN)/python -m tests.torch_suite.run --page docs/conformance.md
 

@@ -105,8 +105,9 @@ def _skips(results: Results) -> str:
 
 
 def _aligned(rows: list[list[str]]) -> str:
+    """A table in Markdown; its last column is not padded, since reasons are long."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+    widths[-1] = len(rows[0][-1])
+    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    rule = "|".join("-" * (width + 2) for width in widths)
+    return "\n".join([f"| {lines[0]} |", f"|{rule}|", *(f"| {line} |" for line in lines[1:])])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from detcomm import text_agreement
 from detcomm.coalescing import Block, BlockWork
 from detcomm.communicator import Communicator
 from detcomm.errors import PeerTimeoutError, TransportError, UsageError
@@ -60,6 +61,7 @@ class Group:
         self._communicator = communicator
         self.movement = Movement(inner, self.lost)
         self._cuda = LazyCuda(name, None if make_cuda is None else partial(make_cuda, self))
+        self._agrees_on_gpu = options.cuda_agreement == "on" and self.world_size > 1
         self._worker = Worker(self.name)
         self._membership: Membership | None = None
         self._num_started = 0
@@ -115,7 +117,7 @@ class Group:
             self._worker.run(partial(self._execute, batch, timeout_s))
             return FINISHED
         pending = PendingWork(name, batch.results, self.check_may_wait, self.late)
-        self._worker.submit(partial(self._settle, batch, timeout_s, pending.finish))
+        self._worker.submit(partial(_settle, partial(self._execute, batch, timeout_s), pending.finish))
         return pending
 
     def barrier(self, opts: Any, asynchronous: bool) -> dist.Work:
@@ -126,16 +128,7 @@ class Group:
             self._worker.run(job)
             return FINISHED
         pending = PendingWork("barrier", [], self.check_may_wait, self.late)
-
-        def settle() -> None:
-            error: BaseException | None = None
-            try:
-                job()
-            except BaseException as caught:
-                error = caught
-            pending.finish(error)
-
-        self._worker.submit(settle)
+        self._worker.submit(partial(_settle, job, pending.finish))
         return pending
 
     def moved(self, work: dist.Work, collective: bool = True) -> dist.Work:
@@ -176,7 +169,7 @@ class Group:
                 block.finish(error)
                 pending.finish(error)
 
-            self._worker.submit(partial(self._settle, batch, block.timeout_s, settle))
+            self._worker.submit(partial(_settle, partial(self._execute, batch, block.timeout_s), settle))
             works.append(pending)
         return works[0] if len(works) == 1 else BlockWork(works)
 
@@ -277,6 +270,8 @@ class Group:
             return work if asynchronous else FINISHED
         self._num_started += 1
         try:
+            if self._agrees_on_gpu:
+                text_agreement.agree(self.movement.inner, batch.text)
             return self._cuda.reduce(name, batch, asynchronous, timeout_s)
         except TransportError as error:
             raise self.lost(error) from error
@@ -291,10 +286,11 @@ class Group:
         finally:
             self._num_completed += 1
 
-    def _settle(self, batch: Batch, timeout_s: float, finish: Callable[[BaseException | None], None]) -> None:
-        error: BaseException | None = None
-        try:
-            self._execute(batch, timeout_s)
-        except BaseException as caught:  # whoever waits gets it
-            error = caught
-        finish(error)
+
+def _settle(job: Callable[[], None], finish: Callable[[BaseException | None], None]) -> None:
+    error: BaseException | None = None
+    try:
+        job()
+    except BaseException as caught:  # whoever waits gets it
+        error = caught
+    finish(error)

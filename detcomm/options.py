@@ -58,6 +58,9 @@ class Options:
         scratch_bytes: bound of a group's scratch on a GPU, 64 MiB by default. Speed only.
         cuda_on_error: ``exit`` (default): a group that fails with work on the GPU ends the process, as stock NCCL does,
             since the stream would run on with garbage; ``raise``: only the next call raises.
+        cuda_agreement: ``on``: the ranks agree on each call of CUDA tensors before it is issued, as they always do for
+            CPU tensors; costs a round trip of the host. ``off`` (default): calls that differ are found by a timeout,
+            or, where all sizes fit, not at all.
         timeout: how long a rank waits for its peers; default: the group's timeout in torch.
 
     Raises:
@@ -73,6 +76,7 @@ class Options:
     transport: str = attrs.field(default="auto", validator=_one_of(*TRANSPORTS))
     scratch_bytes: int = attrs.field(default=64 << 20, validator=_at_least(1 << 20))
     cuda_on_error: str = attrs.field(default="exit", validator=_one_of("exit", "raise"))
+    cuda_agreement: str = attrs.field(default="off", validator=_one_of("off", "on"))
     timeout: timedelta | None = attrs.field(default=None, converter=_to_timeout)
 
     @property

@@ -17,6 +17,7 @@ from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.communicator import Request
 from detcomm.errors import UnsupportedError, UsageError
+from detcomm.header import call_text
 from detcomm.tensor_memory import check_dense, memory_at, no_bytes, tensor_bytes
 from detcomm.transports.base import Bytes
 
@@ -41,6 +42,11 @@ class Batch:
     tensors: Sequence[torch.Tensor]
     gather: Callable[[], None] | None = None
     scatter: Callable[[], None] | None = None
+
+    @property
+    def text(self) -> str:
+        """Everything of its calls that the ranks must agree on."""
+        return "\n".join(call_text(request.call, request.label) for request in self.requests)
 
     @property
     def device(self) -> torch.device:

@@ -92,6 +92,7 @@ class CudaCommunicator:
         self._pool = EventPool()
         self._in_flight = InFlightQueue()
         self._scratch: Block | None = None
+        self._scratch_start = 0
         self._scratch_bytes = 0
         self._retired: list[Any] = []
         self._last: tuple[int, Event] | None = None
@@ -266,7 +267,8 @@ class CudaCommunicator:
             self._retired.append(self._scratch)  # earlier calls may still use it, and end before this one does
             self._scratch_bytes = max(num_bytes, min(2 * self._scratch_bytes, self._options.scratch_bytes))
             self._scratch = self._allocate(self._scratch_bytes)
-        return self._scratch.data_ptr()
+            self._scratch_start = self._scratch.data_ptr()
+        return self._scratch_start
 
     def _keep(self, requests: Sequence[Request], done: Event, timeout_s: float, kept: list[Any]) -> None:
         first = requests[0]

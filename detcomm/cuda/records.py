@@ -18,6 +18,13 @@ def compare_records(store: Any, rank: int, world_size: int, own: str) -> str:
     Returns:
         Ranks by record, for people.
     """
+    try:
+        return _compare(store, rank, world_size, own)
+    except RuntimeError as error:  # the store may be gone with whoever is missing
+        return f"the other ranks' records cannot be read: {error}"
+
+
+def _compare(store: Any, rank: int, world_size: int, own: str) -> str:
     keys = [f"records/{other}" for other in range(world_size)]
     deadline = time.monotonic() + _PATIENCE_S
     store.set(keys[rank], own)

@@ -52,6 +52,6 @@ class CudaWatch:
             for communicator, on_error in watched:
                 try:
                     communicator.poll()
-                except TransportError as error:
+                except Exception as error:
                     cls.remove(communicator)
-                    on_error(error)
+                    on_error(error if isinstance(error, TransportError) else TransportError(f"{error!r}"))

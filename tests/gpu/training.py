@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests import inputs
@@ -64,6 +63,8 @@ def _hash(tensors: list[torch.Tensor]) -> str:
 
 
 def _train_sharded(rank: int, device: str, each_layer: bool) -> str:
+    from torch.distributed.fsdp import fully_shard  # its import takes many seconds on a cold machine
+
     model = _model(device)
     for layer in model if each_layer else ():
         if isinstance(layer, torch.nn.Linear):

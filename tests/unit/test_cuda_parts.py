@@ -2,6 +2,7 @@
 """Parts of the CUDA half that need no GPU: blocks, records after a timeout, connecting and its failures, lightness."""
 
 import ctypes
+import queue
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from detcomm.coalescing import Block
 from detcomm.cuda import nccl as nccl_module
 from detcomm.cuda.nccl import NcclCommunicator
 from detcomm.cuda.records import compare_records
+from detcomm.cuda.watch import CudaWatch
 from detcomm.errors import NativeError, PeerTimeoutError, TransportError, UnsupportedError, UsageError
 from detcomm.lazy_cuda import LazyCuda
 from detcomm.torch_calls import Batch
@@ -60,6 +62,39 @@ def test_records_name_who_differs_and_who_is_silent(monkeypatch: pytest.MonkeyPa
         "rank 0, 1 at #4 all_reduce(sum, float32[8]); rank 2 at #4 all_reduce(sum, float32[9]); "
         "rank 3 has lost no patience: it may not have made this call"
     )
+
+
+def test_a_store_that_is_gone_hides_no_timeout() -> None:
+    class Gone:
+        def set(self, key: str, value: str) -> None:
+            raise RuntimeError("connection reset")
+
+    assert compare_records(Gone(), 0, 2, "x") == "the other ranks' records cannot be read: connection reset"
+
+
+class _FakeCommunicator:
+    def __init__(self, errors: list[Exception]) -> None:
+        self.errors = errors
+
+    def poll(self) -> None:
+        if self.errors:
+            raise self.errors.pop()
+
+
+@pytest.mark.parametrize("error", [PeerTimeoutError("late"), ValueError("a bug")])
+def test_the_watch_tells_of_any_error_once(error: Exception) -> None:
+    told: queue.SimpleQueue[TransportError] = queue.SimpleQueue()
+    quiet: Any = _FakeCommunicator([])
+    broken: Any = _FakeCommunicator([error])
+    CudaWatch.add(quiet, told.put)
+    CudaWatch.add(broken, told.put)
+    first = told.get(timeout=60)
+    assert isinstance(first, TransportError)
+    assert str(error) in str(first)
+    assert broken not in CudaWatch._watched
+    CudaWatch.remove(quiet)
+    assert told.empty()
+    assert CudaWatch._thread is None
 
 
 class _FakeNccl:

@@ -73,6 +73,7 @@ class LazyCuda:
 
     def close(self, patience_s: float) -> bool:
         """Finish what is in flight and release everything; whether it was done within ``patience_s``."""
+        self._make = None  # it holds network devices, which cost descriptors until the last reference is gone
         return self._made is None or self._made.close(patience_s)
 
     def _get(self) -> "CudaGroup":

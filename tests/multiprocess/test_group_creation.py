@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import detcomm
-from detcomm import torch_backend
+from detcomm import group_assembly
 from tests import launch
 from tests.multiprocess.watched_rank import connect_store, pass_barrier
 
@@ -110,7 +110,7 @@ def break_off(rank: int, world_size: int, how: str, variables: dict[str, str]) -
     os.environ.update(variables)
     if rank == 1:
         actions: dict[str, Callable[..., Any]] = {"kill": _die, "raise": _raise}
-        torch_backend.connect = actions[how]
+        group_assembly.connect = actions[how]
     return attempt()
 
 
@@ -137,7 +137,7 @@ def test_a_rank_that_dies_while_connecting(variables: dict[str, str]) -> None:
 def break_off_raising(rank: int, world_size: int) -> Seen:
     if rank != 1:
         return attempt()
-    torch_backend.connect = _raise
+    group_assembly.connect = _raise
     with pytest.raises(OSError, match="no room"):
         dist.init_process_group("detcomm", timeout=TIMEOUT)
     return "OSError", ""
@@ -201,7 +201,7 @@ def use_all_of_a_group(rank: int, world_size: int) -> Seen:
     if rank != 1:
         dist.all_reduce(tensor, group=subgroup)
         assert tensor.eq(2.0).all()
-    with pytest.raises(detcomm.MismatchError, match="disagree on count"):
+    with pytest.raises(detcomm.MismatchError, match="the ranks disagree"):
         dist.all_reduce(torch.ones(3 + rank))
     dist.all_reduce(tensor)
     dist.destroy_process_group()

@@ -18,6 +18,7 @@ from detcomm.collectives import DType, ReduceOp
 from detcomm.cuda import compile as cuda_compile
 from detcomm.cuda.kernels import MAX_OPERANDS, fold_defines
 from detcomm.cuda.libraries import nvrtc
+from detcomm.cuda.native import MAX_COPIES
 from detcomm.errors import NativeError, UnsupportedError
 from detcomm.fold_spec import FoldSpec
 from tests import inputs, oracle
@@ -25,7 +26,7 @@ from tests import inputs, oracle
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("g++") or shutil.which("c++")
 
-DRIVER = """
+FOLD_DRIVER = """
 extern "C" void run_fold(const void* const* operands, void* output, u64 count, u64 divisor, u64 num_threads) {
   Operands given;
   for (int k = 0; k < kNumInputs; ++k) given.address[k] = static_cast<const u8*>(operands[k]);
@@ -36,17 +37,36 @@ extern "C" void run_fold(const void* const* operands, void* output, u64 count, u
 }
 """
 
+COPY_DRIVER = """
+extern "C" void run_copy(const void* copies, u32 num_rows, u64 num_threads) {
+  for (u32 row = 0; row < num_rows; ++row) {
+    for (u64 i = 0; i < num_threads; ++i) {
+      position = {i, num_threads, row};
+      dc_copy(*static_cast<const Copies*>(copies));
+    }
+  }
+}
+"""
+
+PREMULTIPLY_DRIVER = """
+extern "C" void run_premultiply(const void* input, void* output, u64 count, double factor) {
+  for (u64 i = 0; i < 7; ++i) {
+    position = {i, 7, 0};
+    dc_premultiply(static_cast<const u8*>(input), static_cast<u8*>(output), count, factor);
+  }
+}
+"""
+
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
 
 
-def _host_fold(folder: Path, spec: FoldSpec) -> Any:
-    """The fold kernel of a specification, as a function of the host."""
-    defines = "".join(f"#define {name} {value}\n" for name, value in fold_defines(spec).items())
-    source, library = folder / "fold.cpp", folder / "fold.so"
-    source.write_text(f'#include "device.cuh"\n{defines}#include "fold.cu"\n{DRIVER}')
-    for name, text in cuda_compile.sources().items():
+def _build(folder: Path, text: str) -> ctypes.CDLL:
+    """A translation unit that includes kernels, compiled for the host."""
+    source, library = folder / "kernel.cpp", folder / "kernel.so"
+    source.write_text(f'#include "device.cuh"\n{text}')
+    for name, content in cuda_compile.sources().items():
         if name != "device.cuh":
-            (folder / name).write_text(text)
+            (folder / name).write_text(content)
     (folder / "device.cuh").write_text((ROOT / "tests" / "cuda_host" / "device.cuh").read_text())
     flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-unknown-pragmas", "-Wno-psabi"]
     done = subprocess.run(
@@ -55,7 +75,13 @@ def _host_fold(folder: Path, spec: FoldSpec) -> Any:
     if "_Float16" in done.stderr:
         pytest.skip("this compiler has no _Float16")
     assert done.returncode == 0, done.stderr
-    function = ctypes.CDLL(str(library)).run_fold
+    return ctypes.CDLL(str(library))
+
+
+def _host_fold(folder: Path, spec: FoldSpec) -> Any:
+    """The fold kernel of a specification, as a function of the host."""
+    defines = "".join(f"#define {name} {value}\n" for name, value in fold_defines(spec).items())
+    function = _build(folder, f'{defines}#include "fold.cu"\n{FOLD_DRIVER}').run_fold
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_uint64] * 3)
     function.restype = None
     return function
@@ -123,6 +149,45 @@ def test_leaves_and_partials_mix(num_inputs: int, tmp_path: Path) -> None:
         output = np.zeros(300, np.float32)
         _fold(function, given, output, 300, 1, offset)
         assert np.array_equal(inputs.bits(output), inputs.bits(expected))
+
+
+@needs_compiler
+def test_copies_of_any_alignment_and_length(tmp_path: Path) -> None:
+    """64 rows: sources and targets at all places relative to 16 bytes, and lengths from nothing to several vectors."""
+    run = _build(tmp_path, f'#include "copy.cu"\n{COPY_DRIVER}').run_copy
+    run.argtypes = (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64)
+    run.restype = None
+    rng = np.random.default_rng(1)
+    source, target = rng.integers(0, 256, 1 << 14, np.uint8), np.zeros(1 << 14, np.uint8)
+    expected = target.copy()
+    copies = (ctypes.c_uint64 * (3 * MAX_COPIES))()
+    for row in range(MAX_COPIES):
+        start, num_bytes = row * 256, int(rng.integers(0, 200)) if row else 0
+        here, there = start + row % 16, start + (row * 5 + row // 16) % 16
+        copies[row] = source.ctypes.data + here
+        copies[MAX_COPIES + row] = target.ctypes.data + there
+        copies[2 * MAX_COPIES + row] = num_bytes
+        expected[there : there + num_bytes] = source[here : here + num_bytes]
+    run(ctypes.addressof(copies), MAX_COPIES, 5)
+    assert np.array_equal(target, expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", inputs.FLOATS)
+def test_the_sender_multiplies_as_the_oracle_does(dtype: str, tmp_path: Path) -> None:
+    text = f'#define DC_LEAF {fold_defines(_pair(dtype))["DC_LEAF"]}\n#include "premultiply.cu"\n'
+    run = _build(tmp_path, text + PREMULTIPLY_DRIVER).run_premultiply
+    run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double)
+    run.restype = None
+    given = inputs.rank_input(dtype, 500, 0, 2)
+    for factor in (0.1, -3.0, 1e-30):
+        output = np.empty_like(given)
+        run(given.ctypes.data, output.ctypes.data, 500, factor)
+        assert np.array_equal(inputs.bits(output), inputs.bits(oracle.premultiply(given, dtype, factor)))
+
+
+def _pair(dtype: str) -> FoldSpec:
+    return FoldSpec(ReduceOp.SUM, DType(dtype), "float32", "tree", (True, True), True)
 
 
 def test_too_many_operands_are_refused() -> None:

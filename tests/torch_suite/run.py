@@ -73,7 +73,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "conformance", help="of outcomes and logs")
     parser.add_argument("--page", type=Path, help="write the report there, as Markdown")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="runs at once")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4), help="runs at once")
     parser.add_argument("--judge", action="store_true", help="run nothing: judge the outcomes in the folder")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "group",
         (
-            *("tensor_memory", "text_agreement", "torch_calls", "work", "worker", "coalescing", "movement", "lazy_cuda", "group"),
+            *("tensor_memory", "text_agreement", "torch_calls", "work", "worker", "coalescing"),
+            *("movement", "lazy_cuda", "group"),
             *("cuda.works", "cuda.group", "cuda.movement"),
         ),
     ),

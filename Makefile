@@ -16,9 +16,11 @@ test: test-inprocess test-native test-multiprocess
 test-inprocess: $(VENV)/built
 	$(PYTEST) -q -n 2 --dist worksteal --ignore=tests/multiprocess
 
-# Each test starts its own ranks: one at a time, so that ranks compete only with each other.
+# Each test starts its own ranks: one at a time, so that ranks compete only with each other. With RERUNS a failing one
+# is tried again, and told: on a shared machine a rank may be kept waiting longer than any test's patience.
+RERUNS ?= 0
 test-multiprocess: $(VENV)/built
-	$(PYTEST) -q -n 0 tests/multiprocess
+	$(PYTEST) -q -n 0 --reruns $(RERUNS) tests/multiprocess
 
 test-native: $(VENV)/built
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test_native

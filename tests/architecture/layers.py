@@ -50,7 +50,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             *("batched_p2p", "group_assembly", "torch_backend"),
         ),
     ),
-    ("tools", ("draw", "contributions", "reducers", "probing", "verification", "pricing", "bench", "commands")),
+    (
+        "tools",
+        ("draw", "contributions", "reducers", "probing", "verification", "pricing", "bench", "megatron", "commands"),
+    ),
     ("doors", ("__init__", "__main__")),
 )
 

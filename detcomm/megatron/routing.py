@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes each of Megatron's groups with the backend that the policy chooses for its description.
+
+Stands in for ``megatron.core.parallel_state.create_group``, through which all of Megatron's groups are made. A backend
+that Megatron names itself (gloo for checkpoints) is left alone.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from detcomm.megatron.inventory import traffic_of
+from detcomm.megatron.policy import STOCK, Choice, Policy
+from detcomm.options import Options
+from detcomm.process_group import BACKEND_NAME
+
+MODULE = "megatron.core.parallel_state"
+FUNCTION = "create_group"
+
+
+@attrs.frozen
+class RoutedGroup:
+    """One group that this rank is in.
+
+    Args:
+        backend: as it was given to torch.
+        options: of a fixed-order group; ``None`` elsewhere.
+        ignored: options for NCCL that Megatron gave and a fixed-order group does not use.
+        chosen_by: ``policy``, or ``Megatron`` where it named the backend itself.
+    """
+
+    description: str
+    ranks: tuple[int, ...]
+    backend: str
+    options: Options | None
+    group: Any
+    chosen_by: str = "policy"
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> bool:
+        """Whether a known release of Megatron makes such groups."""
+        return traffic_of(self.description) is not None
+
+
+def fixed_backend() -> str:
+    """The backend string of fixed-order groups: on GPUs CPU tensors stay with gloo, as Megatron wants it."""
+    return f"cpu:gloo,cuda:{BACKEND_NAME}" if torch.cuda.is_available() else BACKEND_NAME
+
+
+def stock_backend() -> str:
+    """The backend that Megatron would take by itself."""
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+class Router:
+    """Decides about groups and remembers what was decided.
+
+    Args:
+        options: of fixed-order groups whose rule names none.
+    """
+
+    def __init__(self, policy: Policy, options: Options) -> None:
+        self.policy = policy
+        self.options = options
+        self.groups: list[RoutedGroup] = []
+
+    def backend_and_options(self, choice: Choice) -> tuple[str, Options | None]:
+        """What to give torch; ``None`` for options means a stock group."""
+        if choice == STOCK:
+            return stock_backend(), None
+        return fixed_backend(), choice if isinstance(choice, Options) else self.options
+
+    def replacing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``create_group`` with the backend chosen by the policy."""
+
+        def create_group(
+            ranks: Sequence[int] | None = None,
+            timeout: Any = None,
+            backend: str | None = None,
+            pg_options: Any = None,
+            use_local_synchronization: bool = False,
+            group_desc: str | None = None,
+        ) -> Any:
+            options: Options | None = None
+            ignored: tuple[str, ...] = ()
+            named_by_megatron = backend is not None
+            if backend is None:
+                backend, options = self.backend_and_options(self.policy.choose(group_desc))
+                if options is not None:
+                    ignored, pg_options = _settings_for_nccl(pg_options), options
+            group = original(
+                ranks=ranks,
+                timeout=timeout,
+                backend=backend,
+                pg_options=pg_options,
+                use_local_synchronization=use_local_synchronization,
+                group_desc=group_desc,
+            )
+            members = tuple(range(dist.get_world_size()) if ranks is None else ranks)
+            if dist.get_rank() in members:
+                chosen_by = "Megatron" if named_by_megatron else "policy"
+                name = group_desc or "undescribed"
+                self.groups.append(RoutedGroup(name, members, backend, options, group, chosen_by, ignored))
+            return group
+
+        return create_group
+
+
+def _settings_for_nccl(pg_options: Any) -> tuple[str, ...]:
+    """What options for NCCL ask for beyond its defaults, as text."""
+    if pg_options is None:
+        return ()
+    found = ["is_high_priority_stream"] if getattr(pg_options, "is_high_priority_stream", False) else []
+    config = getattr(pg_options, "config", None)
+    undefined = -(1 << 31)  # NCCL_CONFIG_UNDEF_INT
+    for name in ("cga_cluster_size", "min_ctas", "max_ctas"):
+        value = getattr(config, name, undefined)
+        if value != undefined:
+            found.append(f"{name}={value}")
+    if net_name := getattr(config, "net_name", None):
+        found.append(f"net_name={net_name}")
+    return tuple(found)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call before Megatron: the process group of all ranks, and what must be in place when Megatron makes its own.
+
+Megatron leaves ``torch.distributed`` as it is where it has been initialised already, and its groups then take what
+they find. Nothing of Megatron is imported here.
+"""
+
+import os
+import warnings
+from datetime import timedelta
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from detcomm.errors import UsageError
+from detcomm.megatron import environment, routing
+from detcomm.megatron.inventory import WORLD
+from detcomm.megatron.policy import VARIABLE, Policy
+from detcomm.megatron.replacements import Replacements
+from detcomm.megatron.routing import RoutedGroup, Router
+from detcomm.options import Options
+
+DEFAULT_TIMEOUT = timedelta(minutes=10)
+"""Megatron's own default of ``--distributed-timeout-minutes``."""
+
+LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@attrs.frozen
+class Start:
+    """What ``initialize`` has put in place.
+
+    Args:
+        backend: of the group of all ranks.
+        environment_set: variables that were absent, as ``NAME=value``.
+    """
+
+    backend: str
+    policy: Policy
+    options: Options
+    rank: int
+    world_size: int
+    environment_set: tuple[str, ...]
+    router: Router = attrs.field(repr=False)
+    replacements: Replacements = attrs.field(repr=False)
+
+    @property
+    def numerics_id(self) -> str:
+        """The name of the bits of fixed-order groups whose rule names no other options."""
+        return self.options.numerics_id
+
+    def close(self) -> None:
+        """Put Megatron's functions back. The groups stay as they are; ``destroy_process_group`` ends them."""
+        global _current
+        self.replacements.undo()
+        if _current is self:
+            _current = None
+
+
+_current: Start | None = None
+
+
+def current() -> Start:
+    """What ``initialize`` has returned in this process.
+
+    Raises:
+        UsageError: it was not called.
+    """
+    if _current is None:
+        raise UsageError("detcomm.megatron.initialize has not been called in this process")
+    return _current
+
+
+def initialize(
+    *,
+    policy: Policy | str | None = None,
+    options: Options | None = None,
+    deterministic_kernels: bool = True,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+) -> Start:
+    """Initialise ``torch.distributed`` for a training with Megatron; call it first in the script, on every rank.
+
+    On a machine with CUDA the groups are ``"cpu:gloo,cuda:detcomm"``, elsewhere ``"detcomm"``. Ranks are found in the
+    variables of torchrun, Open MPI, MPICH or SLURM.
+
+    Args:
+        policy: which groups are fixed-order, a value or its text; default: ``DETCOMM_MEGATRON_POLICY``, else all.
+        options: of fixed-order groups; default: those of the environment.
+        deterministic_kernels: also require what Megatron's ``--deterministic-mode`` requires of the environment, and
+            ``torch.use_deterministic_algorithms(True)``. Without it, equal sums of unequal summands are unequal.
+        timeout: of the group of all ranks; Megatron gives its own groups its own.
+
+    Raises:
+        UsageError: called twice or too late, not under a launcher, or the environment contradicts. Nothing is left.
+        DetcommError: the ranks do not come together.
+    """
+    global _current
+    if _current is not None or dist.is_initialized():
+        raise UsageError("initialize: torch.distributed has been initialised before; call this first")
+    absent = [name for name in LAUNCH_VARIABLES if name not in os.environ]
+    if absent:
+        raise UsageError(f"initialize: {', '.join(absent)} not set; start the script by torchrun, mpirun or srun")
+    if policy is None:
+        policy = os.environ.get(VARIABLE, "")
+    policy = Policy.parse(policy) if isinstance(policy, str) else policy
+    options = Options.from_environment() if options is None else options
+    environment_set = environment.require_deterministic_kernels(os.environ) if deterministic_kernels else ()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(_device())
+    router = Router(policy, options)
+    backend, world_options = router.backend_and_options(policy.choose(WORLD))
+    with warnings.catch_warnings():
+        # torch warns of every process group subclass; there is nothing that a user could do.
+        warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
+        dist.init_process_group(backend, timeout=timeout, pg_options=world_options)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    router.groups.append(RoutedGroup(WORLD, tuple(range(world_size)), backend, world_options, dist.group.WORLD))
+    replacements = Replacements()
+    replacements.add(routing.MODULE, routing.FUNCTION, router.replacing)
+    _current = Start(backend, policy, options, rank, world_size, environment_set, router, replacements)
+    return _current
+
+
+def _device() -> int:
+    """The GPU of this rank: the only one that it sees, or the one of its number on this host."""
+    num_devices = torch.cuda.device_count()
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if num_devices == 1:
+        return 0
+    if local_rank >= num_devices:
+        raise UsageError(f"initialize: LOCAL_RANK is {local_rank}, and this host shows {num_devices} GPUs")
+    return local_rank

@@ -52,7 +52,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "tools",
-        ("draw", "contributions", "reducers", "probing", "verification", "pricing", "bench", "megatron", "commands"),
+        (
+            *("draw", "contributions", "reducers", "probing", "verification", "pricing", "bench"),
+            *("golden", "megatron", "commands"),
+        ),
     ),
     ("doors", ("__init__", "__main__")),
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from detcomm.association import NAMES
 from detcomm.errors import DetcommError
+from detcomm.megatron.guard import SETTINGS
 from detcomm.megatron.startup import DEFAULT_TIMEOUT, initialize
 from detcomm.options import Options
 
@@ -41,6 +42,9 @@ def _start(settings: argparse.Namespace) -> None:
         policy=settings.policy,
         options=Options.from_environment(**overrides),
         deterministic_kernels=not settings.allow_nondeterministic_kernels,
+        exact_grad_norm=settings.exact_grad_norm,
+        allow=tuple(filter(None, (settings.allow or "").split(","))),
+        force_resume=settings.force_resume,
         timeout=_timeout(settings.arguments),
     )
 
@@ -79,6 +83,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="leave cuBLAS, TransformerEngine and torch as they are: only communication is fixed-order",
     )
+    parser.add_argument(
+        "--exact-grad-norm", action="store_true", help="a gradient norm that is the same for every bucket size"
+    )
+    parser.add_argument("--allow", help=f"go on where the guard refuses, comma-separated: {', '.join(SETTINGS)}")
+    parser.add_argument("--force-resume", action="store_true", help="go on from a checkpoint with other numerics")
     parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")

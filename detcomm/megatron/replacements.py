@@ -2,7 +2,8 @@
 """Functions of other packages that are replaced, whether their module has been imported yet or not, and put back.
 
 Importing Megatron early would fix what its modules read at import. So a module that is not there yet is changed right
-after its own code has run, before anybody can take a name out of it. Knows nothing of what is replaced.
+after its own code has run, before anybody can take a name out of it (``from m import f``). Where the module is there
+already, the names that others have taken are changed too. Knows nothing of what is replaced.
 """
 
 import functools
@@ -21,8 +22,7 @@ Function = Callable[..., Any]
 class Replacements:
     """A set of replaced functions, with one end for all.
 
-    A caller that has taken a replaced function out of its module (``from m import f``) gets the original behaviour
-    back at the end as well: what it holds asks whether the replacement is still in force.
+    Who still holds a replacement after the end gets the original's behaviour: it asks whether it is in force.
     """
 
     def __init__(self) -> None:
@@ -65,8 +65,9 @@ class Replacements:
             version = getattr(sys.modules.get("megatron.core"), "__version__", "of unknown version")
             raise UsageError(f"{module.__name__} (Megatron Core {version}) has no {name}, which detcomm replaces")
         replacement = self._while_in_force(make(original), original)
-        setattr(module, name, replacement)
-        self._replaced.append((module, name, original, replacement))
+        for holder, held_as in _holders(module, original):
+            setattr(holder, held_as, replacement)
+            self._replaced.append((holder, held_as, original, replacement))
 
     def _while_in_force(self, ours: Function, original: Function) -> Function:
         @functools.wraps(original)
@@ -74,6 +75,13 @@ class Replacements:
             return (ours if self._in_force else original)(*args, **kwargs)
 
         return either
+
+
+def _holders(module: ModuleType, function: Function) -> list[tuple[ModuleType, str]]:
+    """Every name of the function in the loaded modules of its package, and in the script."""
+    package = module.__name__.partition(".")[0]
+    loaded = [holder for name, holder in sys.modules.items() if name.partition(".")[0] in (package, "__main__")]
+    return [(holder, name) for holder in loaded for name, value in list(vars(holder).items()) if value is function]
 
 
 class _AfterImport(MetaPathFinder):

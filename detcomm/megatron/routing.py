@@ -17,13 +17,27 @@ from detcomm.megatron.policy import STOCK, Choice, Policy
 from detcomm.options import Options
 from detcomm.process_group import BACKEND_NAME
 
-MODULE = "megatron.core.parallel_state"
-FUNCTION = "create_group"
+MODULE, FUNCTION = "megatron.core.parallel_state", "create_group"
+
+POLICY, MEGATRON = "policy", "Megatron"
+"""Who chose a group's backend."""
+
+
+@attrs.define
+class MadeGroups:
+    """The groups of one description on all ranks: each rank sees the making of every group.
+
+    Args:
+        numerics_id: ``"stock"`` where no order is specified.
+    """
+
+    numerics_id: str
+    sizes: set[int] = attrs.field(factory=set)
 
 
 @attrs.frozen
 class RoutedGroup:
-    """One group that this rank is in.
+    """One group and what was decided about it.
 
     Args:
         backend: as it was given to torch.
@@ -37,7 +51,7 @@ class RoutedGroup:
     backend: str
     options: Options | None
     group: Any
-    chosen_by: str = "policy"
+    chosen_by: str = POLICY
     ignored: tuple[str, ...] = ()
 
     @property
@@ -67,6 +81,17 @@ class Router:
         self.policy = policy
         self.options = options
         self.groups: list[RoutedGroup] = []
+        """The groups that this rank is in."""
+        self.made: dict[str, MadeGroups] = {}
+        """All groups by description, but those whose backend Megatron names itself."""
+
+    def record(self, group: RoutedGroup) -> None:
+        """Remember a group that has been made; on all ranks."""
+        if group.chosen_by == POLICY:
+            numerics_id = STOCK if group.options is None else group.options.numerics_id
+            self.made.setdefault(group.description, MadeGroups(numerics_id)).sizes.add(len(group.ranks))
+        if dist.get_rank() in group.ranks:
+            self.groups.append(group)
 
     def backend_and_options(self, choice: Choice) -> tuple[str, Options | None]:
         """What to give torch; ``None`` for options means a stock group."""
@@ -101,10 +126,8 @@ class Router:
                 group_desc=group_desc,
             )
             members = tuple(range(dist.get_world_size()) if ranks is None else ranks)
-            if dist.get_rank() in members:
-                chosen_by = "Megatron" if named_by_megatron else "policy"
-                name = group_desc or "undescribed"
-                self.groups.append(RoutedGroup(name, members, backend, options, group, chosen_by, ignored))
+            chosen_by = MEGATRON if named_by_megatron else POLICY
+            self.record(RoutedGroup(group_desc or "undescribed", members, backend, options, group, chosen_by, ignored))
             return group
 
         return create_group

@@ -7,15 +7,16 @@ they find. Nothing of Megatron is imported here.
 
 import os
 import warnings
+from collections.abc import Iterable
 from datetime import timedelta
 
-import attrs
 import torch
 import torch.distributed as dist
 
 from detcomm.errors import UsageError
-from detcomm.megatron import environment, routing
+from detcomm.megatron import checkpoint, environment, exit_signal, gradient_norm, guard, job, routing
 from detcomm.megatron.inventory import WORLD
+from detcomm.megatron.job import Job
 from detcomm.megatron.policy import VARIABLE, Policy
 from detcomm.megatron.replacements import Replacements
 from detcomm.megatron.routing import RoutedGroup, Router
@@ -27,58 +28,16 @@ DEFAULT_TIMEOUT = timedelta(minutes=10)
 LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-@attrs.frozen
-class Start:
-    """What ``initialize`` has put in place.
-
-    Args:
-        backend: of the group of all ranks.
-        environment_set: variables that were absent, as ``NAME=value``.
-    """
-
-    backend: str
-    policy: Policy
-    options: Options
-    rank: int
-    world_size: int
-    environment_set: tuple[str, ...]
-    router: Router = attrs.field(repr=False)
-    replacements: Replacements = attrs.field(repr=False)
-
-    @property
-    def numerics_id(self) -> str:
-        """The name of the bits of fixed-order groups whose rule names no other options."""
-        return self.options.numerics_id
-
-    def close(self) -> None:
-        """Put Megatron's functions back. The groups stay as they are; ``destroy_process_group`` ends them."""
-        global _current
-        self.replacements.undo()
-        if _current is self:
-            _current = None
-
-
-_current: Start | None = None
-
-
-def current() -> Start:
-    """What ``initialize`` has returned in this process.
-
-    Raises:
-        UsageError: it was not called.
-    """
-    if _current is None:
-        raise UsageError("detcomm.megatron.initialize has not been called in this process")
-    return _current
-
-
 def initialize(
     *,
     policy: Policy | str | None = None,
     options: Options | None = None,
     deterministic_kernels: bool = True,
+    exact_grad_norm: bool = False,
+    allow: Iterable[str] = (),
+    force_resume: bool = False,
     timeout: timedelta = DEFAULT_TIMEOUT,
-) -> Start:
+) -> Job:
     """Initialise ``torch.distributed`` for a training with Megatron; call it first in the script, on every rank.
 
     On a machine with CUDA the groups are ``"cpu:gloo,cuda:detcomm"``, elsewhere ``"detcomm"``. Ranks are found in the
@@ -89,14 +48,17 @@ def initialize(
         options: of fixed-order groups; default: those of the environment.
         deterministic_kernels: also require what Megatron's ``--deterministic-mode`` requires of the environment, and
             ``torch.use_deterministic_algorithms(True)``. Without it, equal sums of unequal summands are unequal.
+        exact_grad_norm: let ``gradient_norm`` compute Megatron's gradient norm, so that it is the same for all bucket
+            sizes, with the distributed optimizer too.
+        allow: settings that ``guard.check`` only warns of, when Megatron's training loop checks its arguments.
+        force_resume: warn of a checkpoint with other numerics instead of refusing it, in Megatron's training loop.
         timeout: of the group of all ranks; Megatron gives its own groups its own.
 
     Raises:
         UsageError: called twice or too late, not under a launcher, or the environment contradicts. Nothing is left.
         DetcommError: the ranks do not come together.
     """
-    global _current
-    if _current is not None or dist.is_initialized():
+    if job.is_running() or dist.is_initialized():
         raise UsageError("initialize: torch.distributed has been initialised before; call this first")
     absent = [name for name in LAUNCH_VARIABLES if name not in os.environ]
     if absent:
@@ -105,6 +67,7 @@ def initialize(
         policy = os.environ.get(VARIABLE, "")
     policy = Policy.parse(policy) if isinstance(policy, str) else policy
     options = Options.from_environment() if options is None else options
+    guard.check(allow=allow)  # its names alone, so far
     environment_set = environment.require_deterministic_kernels(os.environ) if deterministic_kernels else ()
     if torch.cuda.is_available():
         torch.cuda.set_device(_device())
@@ -115,11 +78,28 @@ def initialize(
         warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
         dist.init_process_group(backend, timeout=timeout, pg_options=world_options)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    router.groups.append(RoutedGroup(WORLD, tuple(range(world_size)), backend, world_options, dist.group.WORLD))
+    router.record(RoutedGroup(WORLD, tuple(range(world_size)), backend, world_options, dist.group.WORLD))
     replacements = Replacements()
+    started = Job(
+        backend,
+        policy,
+        options,
+        rank,
+        world_size,
+        environment_set,
+        exact_grad_norm,
+        router,
+        replacements,
+    )
+    job.run(started)
     replacements.add(routing.MODULE, routing.FUNCTION, router.replacing)
-    _current = Start(backend, policy, options, rank, world_size, environment_set, router, replacements)
-    return _current
+    replacements.add(exit_signal.MODULE, exit_signal.FUNCTION, exit_signal.replacing)
+    replacements.add(guard.MODULE, guard.FUNCTION, guard.replacing(tuple(allow), exact_grad_norm))
+    replacements.add(checkpoint.MODULE, checkpoint.SAVING, checkpoint.saving)
+    replacements.add(checkpoint.MODULE, checkpoint.LOADING, checkpoint.loading(force_resume))
+    if exact_grad_norm:
+        replacements.add(gradient_norm.MODULE, gradient_norm.FUNCTION, gradient_norm.replacing)
+    return started
 
 
 def _device() -> int:

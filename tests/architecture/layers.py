@@ -79,6 +79,7 @@ DECIDE_BITS = (
     "detcomm/float_environment.py",
     "detcomm/portable_fold.py",
     "detcomm/cuda/compile.py",
+    "detcomm/megatron/exact_squares.py",
     "native/",
 )
 """Where a line may carry the mark ``bits:``, since result bits depend on it. Elsewhere such a line is misplaced."""

@@ -47,6 +47,15 @@ def test_a_module_that_is_loaded_is_changed_now(replacements: Replacements) -> N
     assert groups.create(2) == ["ours", "original", 2]
 
 
+def test_a_name_that_somebody_has_taken_before_is_changed_too(replacements: Replacements) -> None:
+    user = importlib.import_module(f"{PACKAGE}.user")
+    replacements.add(f"{PACKAGE}.groups", "create", _ours)
+    assert user.create(2) == ["ours", "original", 2]
+    replacements.undo()
+    assert user.create is sys.modules[f"{PACKAGE}.groups"].create
+    assert user.create(2) == ["original", 2]
+
+
 def test_the_end_puts_back_also_what_others_have_taken(replacements: Replacements) -> None:
     replacements.add(f"{PACKAGE}.groups", "create", _ours)
     user = importlib.import_module(f"{PACKAGE}.user")

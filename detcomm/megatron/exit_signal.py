@@ -17,7 +17,10 @@ _KNOWN_TO_MEGATRON = ("nccl", "gloo")
 
 
 def replacing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Megatron's ``get_device`` for groups of ours too."""
+    """Megatron's ``get_device``, for groups of ours too.
+
+    A group of several backends has the name of none of them, so what is asked for is what the machine has.
+    """
 
     def get_device(local_rank: int | None = None) -> Any:
         if dist.get_backend() in _KNOWN_TO_MEGATRON:

@@ -7,7 +7,8 @@ from typing import Any
 
 import typer
 
-from detcomm.commands.bench import bench_command
+from detcomm.commands import bench_train  # noqa: F401 - a command of bench
+from detcomm.commands.bench import bench_app
 from detcomm.commands.plan import plan
 from detcomm.commands.probe import probe_command
 from detcomm.commands.verify import verify_command
@@ -27,13 +28,13 @@ def _commands() -> None:
 
 
 _COMMANDS: dict[str, Callable[..., Any]] = {
-    "bench": bench_command,
     "plan": plan,
     "probe": probe_command,
     "verify": verify_command,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
+app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:

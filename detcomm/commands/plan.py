@@ -13,6 +13,7 @@ from detcomm.association import DEFAULT_RING_CHUNK_ELEMS, TREE, Association
 from detcomm.call import Call, even_shards
 from detcomm.collectives import Accumulate, Collective, DType, ReduceOp, partial_dtype
 from detcomm.commands import pricing
+from detcomm.commands.ranks import writable
 from detcomm.draw import draw
 from detcomm.errors import UsageError
 from detcomm.partition import partition
@@ -45,7 +46,9 @@ def plan(
     rank: Annotated[int | None, typer.Option(min=0, help="Print the plan of this rank, step by step.")] = None,
     verify: Annotated[bool, typer.Option(help="Prove that the schedule does these additions.")] = False,
     model: Annotated[str | None, typer.Option(help="Estimate times on this kind of cluster, h200-ib.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="With --model: draw times over world sizes.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=writable, help="With --model: draw times over world sizes.")
+    ] = None,
 ) -> None:
     """Print association, schedule and plan; draw the tree; prove with --verify that they agree."""
     console = Console()

@@ -15,7 +15,7 @@ from rich.table import Table
 from detcomm.association import NAMES, Association
 from detcomm.collectives import Collective
 from detcomm.commands import lists
-from detcomm.commands.ranks import JsonOption, NprocOption, take_place
+from detcomm.commands.ranks import JsonOption, NprocOption, take_place, writable
 from detcomm.errors import UsageError
 from detcomm.options import Options
 from detcomm.probing import Probed, probe
@@ -40,7 +40,9 @@ def probe_command(
     ] = None,
     imports: Annotated[str, typer.Option("--import", help="Modules that register a backend, a list.")] = "",
     json_file: JsonOption = None,
-    drawing: Annotated[Path | None, typer.Option("--draw", help="Draw the trees to this PNG or SVG file.")] = None,
+    drawing: Annotated[
+        Path | None, typer.Option("--draw", callback=writable, help="Draw the trees to this PNG or SVG file.")
+    ] = None,
 ) -> None:
     """Find the order of additions of a backend by probing it, and whether it rounds at each of them.
 

@@ -45,6 +45,24 @@ _BITWISE = {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR}
 _NCCL_DTYPES = _GLOO_DTYPES | {DType.BOOL}
 
 
+def refusal(backend: str, device: str, op: ReduceOp, dtype: DType) -> str | None:
+    """Why a backend of torch.distributed has no such reduction on ``cpu`` or ``cuda``; ``None`` if it has one."""
+    if not is_legal(op, dtype):
+        return f"{op.value} is not defined on {dtype.value}"
+    if "detcomm" in backend:
+        return None
+    is_gloo = "gloo" in backend and device == "cpu"
+    if dtype not in (_GLOO_DTYPES if is_gloo else _NCCL_DTYPES):
+        return f"{backend} has no {dtype.value}"
+    if is_gloo and op in _NOT_ON_GLOO:
+        return f"{backend} has no {op.value}"
+    if "nccl" in backend and op in _BITWISE:
+        return f"{backend} has no {op.value}"
+    if op is ReduceOp.PREMUL_SUM and "nccl" not in backend:
+        return f"{backend} has no {op.value}"
+    return None
+
+
 class TorchReducer(Reducer):
     """The default group's reductions."""
 
@@ -92,6 +110,27 @@ class TorchReducer(Reducer):
         return memory.view(getattr(torch, dtype.value)).to(self._device)
 
 
+def check_device(device: str) -> None:
+    """Refuse a device that is none, or not here.
+
+    Raises:
+        UsageError: saying which.
+    """
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"--device: expected cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no CUDA device here")
+
+
+def own_device(device: str) -> torch.device:
+    """This rank's device, made the current one; ranks of a host take its GPUs in turn."""
+    if device == "cpu":
+        return torch.device("cpu")
+    chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(chosen)
+    return chosen
+
+
 def _bytes(tensor: torch.Tensor) -> Bytes:
     array: Bytes = tensor.cpu().contiguous().view(torch.uint8).numpy()
     return array
@@ -110,41 +149,21 @@ class TorchExamined(Examined):
         names = [part.rpartition(":")[2] for part in backend.lower().split(",")]
         if unknown := [name for name in names if name not in known]:
             raise UsageError(f"--backend: torch knows no {unknown[0]!r}; it knows {', '.join(sorted(known))}, and mpi")
-        if device not in ("cpu", "cuda"):
-            raise UsageError(f"--device: expected cpu or cuda, got {device!r}")
-        if device == "cuda" and not torch.cuda.is_available():
-            raise UsageError("--device cuda: torch sees no CUDA device here")
+        check_device(device)
         if device == "cpu" and backend == "nccl":
             raise UsageError("--backend nccl needs --device cuda")
         warnings.filterwarnings("ignore", category=FutureWarning)  # torch renames collectives from release to release
         self.name = backend
         self.device = device
-        self._device = torch.device(device)
         timeout = timedelta(seconds=PATIENCE_S)
         store, self.rank, self.world_size = next(dist.rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
         self._store = dist.PrefixStore("detcomm/examined", store)
         self._num_told = 0
-        if device == "cuda":
-            index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
-            self._device = torch.device("cuda", index)
-            torch.cuda.set_device(self._device)
+        self._device = own_device(device)
 
     def refusal(self, op: ReduceOp, dtype: DType) -> str | None:
-        if not is_legal(op, dtype):
-            return f"{op.value} is not defined on {dtype.value}"
-        if "detcomm" in self.name:
-            return None
-        allowed = _GLOO_DTYPES if "gloo" in self.name and self.device == "cpu" else _NCCL_DTYPES
-        if dtype not in allowed:
-            return f"{self.name} has no {dtype.value}"
-        if "gloo" in self.name and self.device == "cpu" and op in _NOT_ON_GLOO:
-            return f"{self.name} has no {op.value}"
-        if "nccl" in self.name and op in _BITWISE:
-            return f"{self.name} has no {op.value}"
-        if op is ReduceOp.PREMUL_SUM and "nccl" not in self.name:
-            return f"{self.name} has no {op.value}"
-        return None
+        return refusal(self.name, self.device, op, dtype)
 
     def tell(self, value: Any) -> list[Any]:
         self._num_told += 1

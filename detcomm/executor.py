@@ -37,6 +37,7 @@ class _Step:
     __slots__ = ("copies_after", "copies_before", "folds", "recvs", "sends")
 
     def __init__(self, step: PlanStep, plan: Plan) -> None:
+        assert step.gather is None, "plans for host memory have messages alone"
         self.copies_before = tuple((_run(copy.src), _run(copy.dst)) for copy in step.packs)
         self.sends = tuple(_messages(step.sends))
         self.recvs = tuple(_messages(step.recvs))

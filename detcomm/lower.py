@@ -3,8 +3,8 @@
 
 Piece ``c`` of every cell does schedule step ``s`` in plan step ``lag * s + c``. With ``lag`` 1 the exchange of one
 piece carries the next step's messages of the piece before it; with ``lag`` 2 the fold of a piece may run while the next
-exchange is under way. A piece's scratch lives for ``lag * (steps - 1) + 1`` plan steps, so that many slots are enough,
-however long the message.
+exchange is under way. A piece's scratch lives for ``lag * (steps - 1) + 1`` plan steps, and with ``lag`` 2 until the
+fold of its last step has run beside the next exchange; so few slots are enough, however long the message.
 
 Between a pair of ranks, both enumerate messages in the same order: plan step, piece, cell. Several values for one peer
 in one step of a piece travel as one message, packed on the way out.
@@ -59,7 +59,7 @@ class Lowering:
         num_steps = self.schedule.num_steps(call.collective, self.world_size)
         longest = max((share.count for share in shares), default=0)
         num_pieces = -(-longest // self.piece_elems)
-        num_slots = min(num_pieces, self.lag * (num_steps - 1) + 1) if num_steps else 1
+        num_slots = min(num_pieces, max(self.lag * (num_steps - 1) + 1, self.lag)) if num_steps else 1
         plan: defaultdict[int, _OpenStep] = defaultdict(_OpenStep)
         # Pieces only get shorter, so the first one needs the most scratch: it measures the slot for all.
         slot_bytes = _Piece(self, shares, 0, 0).emit(defaultdict(_OpenStep)) if num_pieces else 0

@@ -84,13 +84,19 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """One turn of the executor's loop."""
+    """One turn of the executor's loop.
+
+    Attributes:
+        gather: in place of messages, for executors whose transport has an all-gather: what this rank gives, and where
+            the runs of all ranks go, equally long and in rank order.
+    """
 
     packs: tuple[Copy, ...] = ()
     sends: tuple[Message, ...] = ()
     recvs: tuple[Message, ...] = ()
     unpacks: tuple[Copy, ...] = ()
     folds: tuple[Fold, ...] = ()
+    gather: Copy | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,9 @@ class Plan:
     @property
     def sent_bytes(self) -> int:
         """Bytes that this rank sends to others."""
-        return sum(message.region.num_bytes for step in self.steps for message in step.sends)
+        messages = sum(message.region.num_bytes for step in self.steps for message in step.sends)
+        gathered = sum(step.gather.src.num_bytes for step in self.steps if step.gather is not None)
+        return messages + (self.world_size - 1) * gathered
 
     def text(self) -> str:
         """The plan as lines, one action a line; the form that the golden plans are kept in."""
@@ -135,6 +143,8 @@ class Plan:
             lines += [f"  pack   {copy.src} -> {copy.dst}" for copy in step.packs]
             lines += [f"  send   {message.region} -> rank {message.peer}" for message in step.sends]
             lines += [f"  recv   {message.region} <- rank {message.peer}" for message in step.recvs]
+            if step.gather is not None:
+                lines.append(f"  gather {step.gather.src} of all ranks -> {step.gather.dst}")
             lines += [f"  unpack {copy.src} -> {copy.dst}" for copy in step.unpacks]
             lines += [f"  fold   {_fold_text(fold)}" for fold in step.folds]
         return "\n".join(lines) + "\n"

@@ -21,6 +21,7 @@ from detcomm.fold_spec import FoldSpec
 
 TIMEOUT_S = 60.0
 COMM = 0xC0
+CONTEXT = 0xD0
 MAIN_STREAM, SIDE_STREAM = 0xA0, 0xB0
 _COPY_KERNEL = 1
 
@@ -30,16 +31,19 @@ _TYPES = {
     "ncclGroupEnd": ctypes.CFUNCTYPE(_I),
     "ncclSend": ctypes.CFUNCTYPE(_I, _P, _Z, _I, _I, _P, _P),
     "ncclRecv": ctypes.CFUNCTYPE(_I, _P, _Z, _I, _I, _P, _P),
+    "ncclAllGather": ctypes.CFUNCTYPE(_I, _P, _P, _Z, _I, _P, _P),
     "cuLaunchKernel": ctypes.CFUNCTYPE(_I, _P, *[_U] * 7, _P, _P, _P),
     "cuEventRecord": ctypes.CFUNCTYPE(_I, _P, _P),
     "cuStreamWaitEvent": ctypes.CFUNCTYPE(_I, _P, _P, _U),
+    "cuCtxSetCurrent": ctypes.CFUNCTYPE(_I, _P),
 }
 
 
 class Network:
     """Messages under way, by source and destination."""
 
-    def __init__(self) -> None:
+    def __init__(self, world_size: int = 1) -> None:
+        self.world_size = world_size
         self.queues: defaultdict[tuple[int, int], queue.SimpleQueue[bytes]] = defaultdict(queue.SimpleQueue)
 
 
@@ -89,6 +93,7 @@ class FakeGpu:
         table = native.Functions(*[self.address(name) for name in native.FUNCTIONS])
         call = native.CCall(
             comm=COMM,
+            context=CONTEXT,
             streams=(MAIN_STREAM, SIDE_STREAM),
             events=ctypes.addressof(handles),
             buffers=(input.ctypes.data, output.ctypes.data, scratch.ctypes.data),
@@ -146,6 +151,20 @@ class FakeGpu:
             ctypes.memmove(data, content, count)
         return code
 
+    def _ncclAllGather(self, send: int, recv: int, count: int, dtype: int, comm: int, stream: int) -> int:
+        assert (dtype, comm) == (1, COMM)
+        code = self._told("ncclAllGather", count, stream, send, recv)
+        if self.fails:
+            return code
+        own = ctypes.string_at(send, count)
+        for peer in range(self.network.world_size):
+            self.network.queues[self.rank, peer].put(own)
+        for peer in range(self.network.world_size):
+            content = self.network.queues[peer, self.rank].get(timeout=TIMEOUT_S)
+            assert len(content) == count, f"rank {self.rank} expects {count} bytes from {peer}, got {len(content)}"
+            ctypes.memmove(recv + peer * count, content, count)
+        return code
+
     def _cuLaunchKernel(self, kernel: int, *rest: Any) -> int:
         grid_x, grid_y, grid_z, threads = rest[:4]
         stream, parameters = rest[7], ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))
@@ -180,7 +199,8 @@ class FakeGpu:
         return self._told("cuStreamWaitEvent", event, stream)
 
     def _cuCtxSetCurrent(self, context: int) -> int:
-        return 0
+        assert context == CONTEXT
+        return self._told("cuCtxSetCurrent", context)
 
     def _cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
         return 0

@@ -1,34 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a call on a GPU: pieces short enough that its scratch stays within bounds, whatever the message size.
+"""The plan of a call on a GPU: in which pieces, and what NCCL gathers; with its scratch within bounds.
 
-Speed only, and the same on all ranks.
+Speed only, and the same on all ranks. With ``schedule="auto"`` gathers may be NCCL's; a schedule that is named runs as
+it stands, by messages alone.
 """
 
-import math
+from collections.abc import Callable
 
 from detcomm.call import Call
+from detcomm.collectives import Collective
+from detcomm.cuda.gathering import gathered_leaves, gathered_results, gathered_shards, has_even_shards
+from detcomm.cuda.scratch import largest
 from detcomm.options import Options
 from detcomm.plan import Plan
-from detcomm.planner import PlanOptions, make_plan
-from detcomm.tuning import CHUNK_BYTES
+from detcomm.planner import PlanOptions, make_plan, resolve_schedule
+from detcomm.schedules import Oneshot, direct
 
 LAG = 2
 """A fold may run while the next exchange is under way."""
 
-_LEAST_CHUNK_BYTES = 1 << 16
+PIECE_BYTES = 8 << 20
+"""Of a pipelined message whose ranks share a host: a fold takes a good part of the time of an exchange there."""
+
+PIECE_BYTES_ACROSS = 32 << 20
+"""The same across hosts: a fold takes a hundredth of an exchange, and each exchange begins with a pause."""
+
+GATHER_BYTES = 4 << 20
+"""From here on the results of an all-reduce across hosts come back through ncclAllGather."""
+
+_LEAST_PIECE_BYTES = 1 << 16
+_ALIGN_BYTES = 512
+_ONE_PIECE = 1 << 62
 
 
 def bounded_plan(call: Call, rank: int, world_size: int, options: Options, block_size: int) -> Plan:
     """The plan of a call whose scratch stays within ``options.scratch_bytes``, as far as pieces can be made shorter.
 
     All ranks must cut alike, and need unlike scratch. So rank 0's need decides for all, with room for the others'.
+
+    Args:
+        block_size: ranks of one aligned block that share a host.
     """
-    limit = options.scratch_bytes // 2
-    chunk_bytes = options.chunk_bytes or CHUNK_BYTES
+    make = _planner(call, world_size, options, block_size)
+    limit = largest(options.scratch_bytes)
+    message_bytes = call.count * call.dtype.itemsize
+    usual = PIECE_BYTES_ACROSS if block_size < world_size else PIECE_BYTES
+    piece_bytes = options.chunk_bytes or _part(message_bytes, -(-message_bytes // usual))
     while True:
-        plan_options = PlanOptions(options.order, options.accumulate, options.schedule, chunk_bytes, block_size, LAG)
-        first = make_plan(call, 0, world_size, plan_options)
-        if first.scratch_bytes <= limit or chunk_bytes <= _LEAST_CHUNK_BYTES:
-            return first if rank == 0 else make_plan(call, rank, world_size, plan_options)
-        shorter = math.floor(chunk_bytes * limit / first.scratch_bytes)
-        chunk_bytes = max(min(shorter, chunk_bytes // 2), _LEAST_CHUNK_BYTES) // 512 * 512
+        first = make(0, piece_bytes)
+        if first.scratch_bytes <= limit or piece_bytes <= _LEAST_PIECE_BYTES:
+            return first if rank == 0 else make(rank, piece_bytes)
+        num_pieces = -(-message_bytes // piece_bytes)
+        enough = -(-num_pieces * first.scratch_bytes // limit)
+        piece_bytes = max(_part(message_bytes, max(enough, num_pieces + 1)), _LEAST_PIECE_BYTES)
+
+
+def _part(message_bytes: int, num_pieces: int) -> int:
+    """Pieces of about the same length."""
+    num_bytes = -(-message_bytes // max(num_pieces, 1))
+    return -(-num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
+
+
+def _planner(call: Call, world_size: int, options: Options, block_size: int) -> Callable[[int, int], Plan]:
+    """Makes a rank's plan with pieces of so many bytes."""
+
+    def plan_of(part: Call, rank: int, schedule: str, piece_bytes: int | None = None) -> Plan:
+        """Without a length of pieces in one piece."""
+        lag = 1 if piece_bytes is None else LAG
+        plan_options = PlanOptions(
+            options.order, options.accumulate, schedule, piece_bytes or _ONE_PIECE, block_size, lag
+        )
+        return make_plan(part, rank, world_size, plan_options)
+
+    def with_gathered_results(rank: int, piece_bytes: int) -> Plan:
+        piece_elems = piece_bytes // call.dtype.itemsize
+        return gathered_results(call, piece_elems, world_size, lambda part, schedule: plan_of(part, rank, schedule))
+
+    if options.schedule != "auto":
+        return lambda rank, piece_bytes: plan_of(call, rank, options.schedule, piece_bytes)
+    if has_even_shards(call):
+        return lambda rank, piece_bytes: gathered_shards(plan_of(call, rank, "direct"))
+    plan_options = PlanOptions(options.order, options.accumulate, "auto", None, block_size, LAG)
+    schedule = resolve_schedule(call, world_size, plan_options)
+    if call.collective is Collective.ALL_REDUCE and schedule == Oneshot() and world_size > 2:
+        return lambda rank, piece_bytes: gathered_leaves(plan_of(call, rank, "oneshot"))
+    crosses_hosts = block_size < world_size
+    is_long = call.count * call.dtype.itemsize >= GATHER_BYTES
+    is_direct = schedule == direct(world_size) and options.association != "ring"
+    if call.collective is Collective.ALL_REDUCE and crosses_hosts and is_long and is_direct:
+        return with_gathered_results
+    return lambda rank, piece_bytes: plan_of(call, rank, "auto", piece_bytes)

@@ -12,47 +12,26 @@ import ctypes
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from detcomm.call import Call
 from detcomm.communicator import Request
-from detcomm.cuda import native
 from detcomm.cuda.bounded_plan import bounded_plan
 from detcomm.cuda.device import device_lock
 from detcomm.cuda.events import Event, EventPool
 from detcomm.cuda.in_flight import InFlight, InFlightQueue
 from detcomm.cuda.kernels import Kernels, copy_blocks
 from detcomm.cuda.libraries import driver, nccl, relaxed_capture
+from detcomm.cuda.native_call import IN_ORDER, NativeCall, Order, Streams
 from detcomm.cuda.nccl import NcclCommunicator
+from detcomm.cuda.prepared import Prepared, PreparedCalls
 from detcomm.cuda.program import Compiler, Program, failure_text, make_program
-from detcomm.cuda.sizes import Sizes
-from detcomm.cuda.stream_order import NUM_EVENTS
+from detcomm.cuda.scratch import Block, Scratch
 from detcomm.errors import NativeError, PeerTimeoutError, TransportError
 from detcomm.memory import DeviceMemory, device_may_run_in_place
 from detcomm.options import Options
 
 _CACHED_PROGRAMS = 256
-_ALIGNMENT_BYTES = 256
-
-
-class Block(Protocol):
-    """Device memory while somebody holds it: a tensor."""
-
-    def data_ptr(self) -> int: ...
-
-
-class Streams(NamedTuple):
-    """Where a call runs.
-
-    Attributes:
-        main: its stream.
-        side: for the folds of pipelined plans.
-        caller: the stream that ``main`` continues, where that is another one.
-    """
-
-    main: int
-    side: int
-    caller: int | None = None
 
 
 class CudaCommunicator:
@@ -89,26 +68,20 @@ class CudaCommunicator:
         self._options = options
         self._block_size = block_size
         self._allocate = allocate
+        self._lock = device_lock(kernels.device)
         self._pool = EventPool()
         self._in_flight = InFlightQueue()
-        self._scratch: Block | None = None
-        self._scratch_start = 0
-        self._scratch_bytes = 0
-        self._retired: list[Any] = []
-        self._last: tuple[int, Event] | None = None
+        self._scratch = Scratch(options.scratch_bytes, allocate)
+        self._last_stream = 0
+        self._last: Event | None = None
         self._programs = lru_cache(maxsize=_CACHED_PROGRAMS)(self._make_program)
+        self._calls = PreparedCalls(rank, world_size, self._programs)
         self._nccl: NcclCommunicator | None = None
         if world_size > 1:
             self._nccl = NcclCommunicator(store, rank, world_size, kernels.make_current, failure, timeout_s)
-        kernels.make_current()
-        self._functions = native.functions_of(driver(), nccl() if world_size > 1 else None)
-        self._issue = native.library().dc_cuda_issue
-        self._event_objects = [self._pool.take() for _ in range(NUM_EVENTS)]
-        self._events = (ctypes.c_void_p * NUM_EVENTS)(*[event.handle for event in self._event_objects])
-        self._begin = self._pool.take()
-        self._call = native.CCall(events=ctypes.addressof(self._events))
-        self._failure_place = native.CFailure()
-        self._sizes = Sizes(rank, world_size)
+        self._native = NativeCall(
+            driver(), nccl() if world_size > 1 else None, self._pool, kernels.context or 0, kernels.make_current
+        )
 
     def run_many(
         self, requests: Sequence[Request], streams: Streams, *, capturing: bool, timeout_s: float, kept: list[Any]
@@ -128,31 +101,31 @@ class CudaCommunicator:
             UsageError: sizes do not fit; nothing was issued.
             TransportError: NCCL or CUDA refused; the group is unusable.
         """
-        for request in requests:
-            self._sizes.check(request)
-        with device_lock(self.kernels.device):
-            self.kernels.make_current()
-            restore = relaxed_capture() if capturing else None
+        found = [self._calls.find(request) for request in requests]
+        with self._lock:
+            prepared = [call or self._prepare(each, capturing) for call, each in zip(found, requests, strict=True)]
+            done = self._pool.take(self.kernels.make_current)
             try:
-                programs = [self._programs(request.call) for request in requests]
-            finally:
-                if restore is not None:
-                    restore()
-            done = self._pool.take()
-            try:
-                self._order(streams, capturing)
-                for request, program in zip(requests, programs, strict=True):
-                    self.sequence += 1
-                    self._run(request, program, streams, capturing, kept)
-                done.record(streams.main)
+                self._issue_all(requests, prepared, streams, capturing, kept, done)
             except NativeError as error:
                 self.abort()
                 raise TransportError(f"group {self.name}, collective #{self.sequence}: {error}") from error
             if capturing:
                 self.has_captured = True
             else:
-                self._last = (streams.main, done)
-                self._keep(requests, done, timeout_s, kept)
+                self._last_stream, self._last = streams.main, done
+                first = requests[0]
+                self._in_flight.add(
+                    InFlight(
+                        self.sequence,
+                        first.call,
+                        first.label,
+                        len(requests) - 1,
+                        done,
+                        time.monotonic() + timeout_s,
+                        [kept, *self._scratch.outgrown()],
+                    )
+                )
             return done
 
     def poll(self) -> None:
@@ -192,50 +165,87 @@ class CudaCommunicator:
         """Release everything; the GPU is done with it."""
         if self._nccl is not None:
             self._nccl.close()
+        self._calls.clear()
         self._programs.cache_clear()
         self._in_flight.clear()
-        self._scratch, self._scratch_bytes = None, 0
+        self._scratch.release()
 
     # -- one call -----------------------------------------------------------------------------------------------
 
-    def _order(self, streams: Streams, capturing: bool) -> None:
-        """Behind the caller's work, and behind the last call that used the same scratch."""
-        if streams.caller is not None:
-            self._begin.record(streams.caller)
-            self._begin.make_wait(streams.main)
-        if not capturing and self._last is not None and self._last[0] != streams.main:
-            self._last[1].make_wait(streams.main)
+    def _prepare(self, request: Request, capturing: bool) -> Prepared:
+        """For the first time: compiles, and refuses what does not fit."""
+        self._calls.check(request)
+        self.kernels.make_current()
+        restore = relaxed_capture() if capturing else None
+        try:
+            return self._calls.make(request.call)
+        finally:
+            if restore is not None:
+                restore()
 
-    def _run(
-        self, request: Request, program: Program | None, streams: Streams, capturing: bool, kept: list[Any]
+    def _issue_all(
+        self,
+        requests: Sequence[Request],
+        prepared: Sequence[Prepared],
+        streams: Streams,
+        capturing: bool,
+        kept: list[Any],
+        done: Event,
     ) -> None:
+        """One after the other: the first behind the caller's work and the last call with the same scratch."""
+        shares_scratch = not capturing and self._last is not None and self._last_stream != streams.main
+        order = self._native.order(streams, self._last.handle if shares_scratch and self._last else 0)
+        num_left = len(requests)
+        for request, call in zip(requests, prepared, strict=True):
+            self.sequence += 1
+            num_left -= 1
+            self._issue(request, call, streams, order, 0 if num_left else done.handle, capturing, kept)
+            order = IN_ORDER
+
+    def _issue(
+        self,
+        request: Request,
+        call: Prepared,
+        streams: Streams,
+        order: Order,
+        done: int,
+        capturing: bool,
+        kept: list[Any],
+    ) -> None:
+        input: Any = request.input
+        output: Any = request.output
+        program = call.program
         if program is None:
-            self._run_alone(request, streams.main)
+            self._issue_alone(request, streams.main, order, done)
             return
-        input, output = _memory(request.input), _memory(request.output)
-        plan_bytes = -(-program.plan.scratch_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        is_staged = request.factor is not None or not device_may_run_in_place(request.call, self.rank, input, output)
-        scratch = self._scratch_of(plan_bytes + (input.size if is_staged else 0), capturing, kept)
+        num_bytes = call.scratch_bytes
+        is_staged = request.factor is not None or not (
+            input.start == output.start or device_may_run_in_place(call.call, self.rank, input, output)
+        )
         if is_staged:
-            staged = DeviceMemory(scratch + plan_bytes, input.size)
+            num_bytes += input.size
+        scratch = 0
+        if num_bytes:
+            scratch = self._scratch_of_graph(num_bytes, kept) if capturing else self._scratch.take(num_bytes)
+        if is_staged:
+            staged = DeviceMemory(scratch + call.scratch_bytes, input.size)
+            self._native.follow(order, streams.main)
+            order = IN_ORDER
             self._move(request, input, staged, streams.main)
             input = staged
-        native_call = self._call
-        native_call.comm = self._nccl.handle if self._nccl is not None else None
-        native_call.streams[:] = streams[:2]
-        native_call.buffers[:] = (input.start, output.start, scratch)
-        if self._issue(
-            ctypes.byref(program.structure),
-            ctypes.byref(self._functions),
-            ctypes.byref(native_call),
-            ctypes.byref(self._failure_place),
-        ):
-            raise NativeError(failure_text(program, self._failure_place, driver().describe))
+        comm = 0 if self._nccl is None else self._nccl.handle or 0
+        if not self._native.issue(call.address, comm, streams, (input.start, output.start, scratch), order, done):
+            raise NativeError(failure_text(program, self._native.failure, driver().describe))
 
-    def _run_alone(self, request: Request, stream: int) -> None:
+    def _issue_alone(self, request: Request, stream: int, order: Order, done: int) -> None:
         """Nothing to exchange: an empty message, or a world of one rank, where every bit stays."""
+        input: Any = request.input
+        output: Any = request.output
+        self._native.follow(order, stream)
         if self.world_size == 1 and request.call.count:
-            self._move(request, _memory(request.input), _memory(request.output), stream)
+            self._move(request, input, output, stream)
+        if done:
+            driver().call("cuEventRecord", done, stream)
 
     def _move(self, request: Request, src: DeviceMemory, dst: DeviceMemory, stream: int) -> None:
         """Copy, or what the sender of a PREMUL_SUM does."""
@@ -255,28 +265,11 @@ class CudaCommunicator:
             ctypes.c_double(request.factor),
         )
 
-    def _scratch_of(self, num_bytes: int, capturing: bool, kept: list[Any]) -> int:
-        """Scratch that stays from call to call; a graph has its own, since it may run beside everything."""
-        if not num_bytes:
-            return 0
-        if capturing:
-            own = self._allocate(num_bytes)
-            kept.append(own)
-            return own.data_ptr()
-        if self._scratch is None or self._scratch_bytes < num_bytes:
-            self._retired.append(self._scratch)  # earlier calls may still use it, and end before this one does
-            self._scratch_bytes = max(num_bytes, min(2 * self._scratch_bytes, self._options.scratch_bytes))
-            self._scratch = self._allocate(self._scratch_bytes)
-            self._scratch_start = self._scratch.data_ptr()
-        return self._scratch_start
-
-    def _keep(self, requests: Sequence[Request], done: Event, timeout_s: float, kept: list[Any]) -> None:
-        first = requests[0]
-        deadline = time.monotonic() + timeout_s
-        self._in_flight.add(
-            InFlight(self.sequence, first.call, first.label, len(requests) - 1, done, deadline, [kept, *self._retired])
-        )
-        self._retired = []
+    def _scratch_of_graph(self, num_bytes: int, kept: list[Any]) -> int:
+        """Its own, since a graph may run beside everything."""
+        own = self._allocate(num_bytes)
+        kept.append(own)
+        return own.data_ptr()
 
     # -- programs -----------------------------------------------------------------------------------------------
 
@@ -286,8 +279,3 @@ class CudaCommunicator:
         kernels = self.kernels
         compiler = Compiler(kernels.fold, kernels.fold_blocks, kernels.copy, copy_blocks)
         return make_program(bounded_plan(call, self.rank, self.world_size, self._options, self._block_size), compiler)
-
-
-def _memory(memory: Any) -> DeviceMemory:
-    assert isinstance(memory, DeviceMemory), "a request of host memory on a GPU"
-    return memory

@@ -2,6 +2,7 @@
 """CUDA events, taken from a pool and back in it when nobody holds them: making one costs more than recording it."""
 
 import ctypes
+from collections.abc import Callable
 
 from detcomm.cuda.libraries import driver
 from detcomm.errors import NativeError
@@ -43,16 +44,21 @@ class Event:
 
 
 class EventPool:
-    """Events of one device. Its context is this thread's when ``take`` is called."""
+    """Events of one device."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
 
-    def take(self) -> Event:
-        """An event that nobody else holds."""
+    def take(self, make_current: Callable[[], None]) -> Event:
+        """An event that nobody else holds.
+
+        Args:
+            make_current: makes the device's context this thread's, to create one.
+        """
         try:
             return Event(self._free.pop(), self._free)
         except IndexError:
+            make_current()
             handle = ctypes.c_void_p()
             driver().call("cuEventCreate", ctypes.byref(handle), _DISABLE_TIMING)
             assert handle.value is not None

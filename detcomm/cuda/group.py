@@ -16,8 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from detcomm.cuda.communicator import CudaCommunicator, Streams
+from detcomm.cuda.communicator import CudaCommunicator
 from detcomm.cuda.device import device_lock, kernels_of
+from detcomm.cuda.native_call import Streams
 from detcomm.cuda.records import compare_records
 from detcomm.cuda.watch import CudaWatch
 from detcomm.cuda.works import CudaWork

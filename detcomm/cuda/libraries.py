@@ -58,6 +58,7 @@ NCCL_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ncclGroupEnd": (),
     "ncclSend": (_POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
     "ncclRecv": (_POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
+    "ncclAllGather": (_POINTER, _POINTER, _SIZE, _INT, _POINTER, _POINTER),
 }
 NVRTC_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "nvrtcVersion": (_POINTER, _POINTER),

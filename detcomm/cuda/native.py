@@ -13,23 +13,25 @@ import detcomm
 from detcomm.cuda.libraries import Library
 from detcomm.errors import NativeError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 FILE_NAME = "libdetcomm_cuda.so"
 PATH_VARIABLE = "DETCOMM_NATIVE_CUDA_LIBRARY"
 """A file to take instead, whatever it was built from."""
 
 MAX_COPIES = 64
 
-FOLD, COPY, EXCHANGE, RECORD, WAIT = range(5)
+FOLD, COPY, EXCHANGE, RECORD, WAIT, GATHER = range(6)
 
 FUNCTIONS = (
     "ncclGroupStart",
     "ncclGroupEnd",
     "ncclSend",
     "ncclRecv",
+    "ncclAllGather",
     "cuLaunchKernel",
     "cuEventRecord",
     "cuStreamWaitEvent",
+    "cuCtxSetCurrent",
 )
 """What ``dc_cuda_functions`` holds, in its order."""
 
@@ -94,6 +96,7 @@ class CCall(ctypes.Structure):
         ("begin", _POINTER),
         ("after", _POINTER),
         ("done", _POINTER),
+        ("context", _POINTER),
     )
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from detcomm.collectives import ReduceOp
-from detcomm.cuda.native import COPY, EXCHANGE, FOLD, MAX_COPIES, CFailure, COp, CProgram, CRegion
+from detcomm.cuda.native import COPY, EXCHANGE, FOLD, GATHER, MAX_COPIES, CFailure, COp, CProgram, CRegion
 from detcomm.cuda.stream_order import MAIN, SIDE, Item, Span, ordered, place
 from detcomm.fold_spec import FoldSpec
 from detcomm.plan import Copy, Fold, Message, Plan, PlanStep, Region, Space
@@ -25,6 +25,7 @@ class Counts:
     """What one run of a program does; to compare with the plan's formulas."""
 
     num_groups: int
+    """NCCL groups, and gathers."""
     num_launches: int
     sent_bytes: int
     received_bytes: int
@@ -102,6 +103,8 @@ class _Builder:
         for step in self.plan.steps:
             self._copies(step.packs)
             self._exchange(step)
+            if step.gather is not None:
+                self._gather(step.gather)
             self._copies(step.unpacks)
             for fold in step.folds:
                 if fold.count:
@@ -149,6 +152,11 @@ class _Builder:
         writes = [self._span(message.region) for message in recvs]
         self.items.append(Item(op, regions, reads, writes, MAIN))
 
+    def _gather(self, gather: Copy) -> None:
+        regions = [(gather.src, 0), (gather.dst, 0)]
+        item = Item(COp(kind=GATHER), regions, [self._span(gather.src)], [self._span(gather.dst)], MAIN)
+        self.items.append(item)
+
     def _fold(self, fold: Fold) -> None:
         spec = fold_spec(fold, self.plan)
         op = COp(
@@ -184,13 +192,15 @@ class _Builder:
 
     def _counts(self) -> Counts:
         exchanges = [item for item in self.items if item.op.kind == EXCHANGE]
+        gathers = [item for item in self.items if item.op.kind == GATHER]
+        gathered_bytes = (self.plan.world_size - 1) * _total(span for item in gathers for span in item.reads)
         folds = [item for item in self.items if item.op.kind == FOLD]
         copies = [item for item in self.items if item.op.kind == COPY]
         return Counts(
-            num_groups=len(exchanges),
+            num_groups=len(exchanges) + len(gathers),
             num_launches=len(folds) + len(copies),
-            sent_bytes=_total(span for item in exchanges for span in item.reads),
-            received_bytes=_total(span for item in exchanges for span in item.writes),
+            sent_bytes=_total(span for item in exchanges for span in item.reads) + gathered_bytes,
+            received_bytes=_total(span for item in exchanges for span in item.writes) + gathered_bytes,
             folded_bytes=_total(span for item in folds for span in (*item.reads, *item.writes)),
             copied_bytes=_total(span for item in copies for span in (*item.reads, *item.writes)),
         )
@@ -198,7 +208,7 @@ class _Builder:
 
 def _is_pipelined(steps: Sequence[PlanStep]) -> bool:
     """Whether exchanges follow each other without a pause for folds: the plan has several pieces."""
-    exchanges = [bool(step.sends or step.recvs) for step in steps]
+    exchanges = [bool(step.sends or step.recvs or step.gather) for step in steps]
     return any(first and second for first, second in pairwise(exchanges))
 
 

@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define DC_CUDA_ABI_VERSION 1
+#define DC_CUDA_ABI_VERSION 2
 
 /* Operands of one fold, the output not counted: what a kernel's parameters (4 KiB) have room for. */
 #define DC_CUDA_MAX_OPERANDS 480
@@ -36,11 +36,13 @@ typedef struct dc_cuda_functions {
   int (*ncclGroupEnd)(void);
   int (*ncclSend)(const void *data, size_t count, int type, int peer, void *comm, void *stream);
   int (*ncclRecv)(void *data, size_t count, int type, int peer, void *comm, void *stream);
+  int (*ncclAllGather)(const void *send, void *recv, size_t send_count, int type, void *comm, void *stream);
   int (*cuLaunchKernel)(void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                         unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **parameters,
                         void **extra);
   int (*cuEventRecord)(void *event, void *stream);
   int (*cuStreamWaitEvent)(void *stream, void *event, unsigned flags);
+  int (*cuCtxSetCurrent)(void *context);
 } dc_cuda_functions;
 
 typedef enum dc_cuda_kind {
@@ -48,7 +50,8 @@ typedef enum dc_cuda_kind {
   DC_CUDA_COPY = 1,     /* regions: source, destination, source, destination, ...; all may run at once */
   DC_CUDA_EXCHANGE = 2, /* regions: num_sends that are sent, then those that are received; one NCCL group */
   DC_CUDA_RECORD = 3,   /* record events[event] on the stream */
-  DC_CUDA_WAIT = 4      /* the stream waits for events[event] */
+  DC_CUDA_WAIT = 4,     /* the stream waits for events[event] */
+  DC_CUDA_GATHER = 5    /* regions: what this rank gives, then the whole in rank order; one ncclAllGather */
 } dc_cuda_kind;
 
 typedef struct dc_cuda_region {
@@ -88,6 +91,7 @@ typedef struct dc_cuda_call {
   void *begin;
   void *after;      /* if not NULL: an event that streams[0] waits for first */
   void *done;       /* if not NULL: recorded on streams[0] at the end */
+  void *context;    /* of the device; made this thread's */
 } dc_cuda_call;
 
 typedef struct dc_cuda_failure {

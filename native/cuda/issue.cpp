@@ -39,6 +39,7 @@ class Issue {
   }
 
   bool begin() {
+    if (!check(functions_.cuCtxSetCurrent(call_.context), "cuCtxSetCurrent")) return false;
     if (call_.begin != nullptr) {
       if (!check(functions_.cuEventRecord(call_.begin, call_.caller), "cuEventRecord")) return false;
       if (!wait(call_.streams[0], call_.begin)) return false;
@@ -56,6 +57,7 @@ class Issue {
       case DC_CUDA_FOLD: return fold(op, stream);
       case DC_CUDA_COPY: return copy(op, stream);
       case DC_CUDA_EXCHANGE: return exchange(op, stream);
+      case DC_CUDA_GATHER: return gather(op, stream);
       case DC_CUDA_RECORD: return check(functions_.cuEventRecord(call_.events[op.event], stream), "cuEventRecord");
       case DC_CUDA_WAIT: return wait(stream, call_.events[op.event]);
       default: return check(-1, "dc_cuda_issue: unknown kind of operation");
@@ -121,6 +123,14 @@ class Issue {
       }
     }
     return true;
+  }
+
+  bool gather(const dc_cuda_op& op, void* stream) {
+    if (op.num_regions != 2) return check(-1, "dc_cuda_issue: gather");
+    const dc_cuda_region& own = region(op, 0);
+    const int code = functions_.ncclAllGather(address(own), address(region(op, 1)), own.num_bytes, kBytes, call_.comm,
+                                              stream);
+    return check(code, "ncclAllGather");
   }
 
   const dc_cuda_program& program_;

@@ -51,6 +51,30 @@ DC_DEVICE u16 narrow_to_float16(float value) {
   return half;
 }
 
+// Two at once, `low` in the low half. A NaN becomes 0x7FFF.
+DC_DEVICE u32 narrow_to_bfloat16_pair(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));  // bits: nearest, ties to even
+  return pair;
+}
+DC_DEVICE u32 narrow_to_float16_pair(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));  // bits: nearest even, subnormals kept
+  return pair;
+}
+
+#if __CUDA_ARCH__ >= 900
+#define DC_HAS_MIN_PAIR 1
+// The smaller of each two signed 16-bit halves.
+DC_DEVICE u32 min_pair(u32 left, u32 right) {
+  u32 least;
+  asm("min.s16x2 %0, %1, %2;" : "=r"(least) : "r"(left), "r"(right));
+  return least;
+}
+#else
+#define DC_HAS_MIN_PAIR 0
+#endif
+
 // Each byte is used once: not worth a place in the cache.
 DC_DEVICE void load16(const u8* from, u32* words) {
   const uint4 loaded = __ldcs(reinterpret_cast<const uint4*>(from));

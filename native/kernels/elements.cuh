@@ -10,7 +10,19 @@ template <> struct Word<2> { typedef u16 Type; };
 template <> struct Word<4> { typedef u32 Type; };
 template <> struct Word<8> { typedef u64 Type; };
 
-// A codec: `Value` is computed with, `Stored` lies in memory. Storing puts every NaN in its one canonical pattern.
+// Two narrow values with 0x7FFF for a NaN, which as a signed integer is above all others: with the type's own NaN.
+template <u32 kNan>
+DC_DEVICE u32 with_one_nan(u32 pair) {
+#if DC_HAS_MIN_PAIR
+  return min_pair(pair, kNan << 16 | kNan);  // bits: one NaN
+#else
+  const u32 is_nan = ((pair & 0x7FFF7FFFu) + 0x00010001u) & 0x80008000u;
+  return pair & ~((is_nan >> 15) * (0x7FFFu ^ kNan));  // bits: one NaN
+#endif
+}
+
+// A codec: `Value` is computed with, `Stored` lies in memory. Storing puts every NaN in its one canonical pattern. A narrow
+// codec also stores two neighbours in one word, in fewer instructions: the same bits.
 struct Float32 {
   typedef float Value;
   typedef u32 Stored;
@@ -36,6 +48,7 @@ struct BFloat16 {
     const u32 bits = Float32::store(value);
     return static_cast<Stored>((bits + (0x7FFFu + ((bits >> 16) & 1u))) >> 16);  // bits: nearest, ties to even
   }
+  DC_DEVICE u32 store_pair(Value low, Value high) { return with_one_nan<0x7FC0u>(narrow_to_bfloat16_pair(low, high)); }
 };
 
 struct Float16 {
@@ -46,6 +59,7 @@ struct Float16 {
   DC_DEVICE Stored store(Value value) {
     return value != value ? static_cast<Stored>(0x7E00u) : narrow_to_float16(value);  // bits: one NaN
   }
+  DC_DEVICE u32 store_pair(Value low, Value high) { return with_one_nan<0x7E00u>(narrow_to_float16_pair(low, high)); }
 };
 
 template <class T>

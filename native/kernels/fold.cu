@@ -25,7 +25,11 @@ constexpr int kMostInRegisters = 16;
 constexpr bool kRound = DC_ROUND && Leaf::kNarrow && Op::kRounds;
 constexpr int kElems = 16 / sizeof(Leaf::Stored);  // of one 16-byte access to a leaf
 constexpr int kPartialWords = kElems * sizeof(Partial::Stored) / 4;
+#ifdef DC_UNROLL  // to be measured
+constexpr int kUnroll = DC_UNROLL;
+#else
 constexpr int kUnroll = kNumInputs <= 2 ? 4 : kNumInputs <= 4 ? 2 : 1;
+#endif
 
 struct Flags {
   bool leaf[kNumInputs];
@@ -118,9 +122,9 @@ DC_DEVICE Value stream_all(const Fetch& fetch) {
   }
 }
 
-DC_DEVICE Output::Stored finish(Value value, u64 divisor) {
-  if constexpr (DC_DIVIDE) value = divide_by(value, divisor);
-  return Output::store(value);  // bits: the one rounding
+DC_DEVICE Value finish(Value value, u64 divisor) {
+  if constexpr (DC_DIVIDE) return divide_by(value, divisor);
+  return value;
 }
 
 // One element, at any alignment.
@@ -154,7 +158,8 @@ DC_DEVICE void fold_element(const Operands& operands, u8* output, u64 index, u64
   } else {
     value = stream_all(fetch);
   }
-  store_stored<Output::Stored>(output + index * sizeof(Output::Stored), finish(value, divisor));
+  const Output::Stored stored = Output::store(finish(value, divisor));  // bits: the one rounding
+  store_stored<Output::Stored>(output + index * sizeof(Output::Stored), stored);
 }
 
 // kElems elements of every operand, as loaded.
@@ -184,14 +189,32 @@ DC_DEVICE void load_operands(const Operands& operands, u64 vector, Loaded* loade
   }
 }
 
+DC_DEVICE Value fold_loaded(const Loaded& loaded, int element, u64 divisor) {
+  const LoadedFetch fetch = {loaded, element};
+  return finish(combine_all<0, kNumInputs>(fetch), divisor);
+}
+
+// A template, so that what is not taken need not exist.
+template <class Codec>
+DC_DEVICE void fold_words(const Loaded& loaded, u32* words, u64 divisor) {
+  if constexpr (Codec::kNarrow) {
+#pragma unroll
+    for (int i = 0; i < kElems; i += 2) {
+      const Value low = fold_loaded(loaded, i, divisor);
+      words[i / 2] = Codec::store_pair(low, fold_loaded(loaded, i + 1, divisor));  // bits: the one rounding
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kElems; ++i) {
+      insert<typename Codec::Stored>(words, i, Codec::store(fold_loaded(loaded, i, divisor)));  // bits: the one rounding
+    }
+  }
+}
+
 DC_DEVICE void store_vector(const Loaded& loaded, u8* output, u64 vector, u64 divisor) {
   constexpr int kWords = kElems * sizeof(Output::Stored) / 4;
   u32 words[kWords] = {};
-#pragma unroll
-  for (int i = 0; i < kElems; ++i) {
-    const LoadedFetch fetch = {loaded, i};
-    insert<Output::Stored>(words, i, finish(combine_all<0, kNumInputs>(fetch), divisor));
-  }
+  fold_words<Output>(loaded, words, divisor);
 #pragma unroll
   for (int w = 0; w < kWords; w += 4) store16(output + (vector * kWords + w) * 4, words + w);
 }

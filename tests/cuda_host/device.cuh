@@ -54,6 +54,29 @@ DC_DEVICE float float_of(u32 bits) { return same_bits<float>(bits); }
 DC_DEVICE double double_of(u64 bits) { return same_bits<double>(bits); }
 DC_DEVICE float widen_float16(u16 half) { return static_cast<float>(same_bits<_Float16>(half)); }
 DC_DEVICE u16 narrow_to_float16(float value) { return same_bits<u16>(static_cast<_Float16>(value)); }
+DC_DEVICE u32 narrow_to_float16_pair(float low, float high) {
+  const u32 left = low != low ? 0x7FFFu : narrow_to_float16(low), right = high != high ? 0x7FFFu : narrow_to_float16(high);
+  return left | right << 16;
+}
+DC_DEVICE u32 narrow_to_bfloat16(float value) {
+  if (value != value) return 0x7FFFu;
+  const u32 bits = bits_of(value), whole = bits >> 16, rest = bits & 0xFFFFu;
+  return whole + (rest > 0x8000u || (rest == 0x8000u && (whole & 1u)));
+}
+DC_DEVICE u32 narrow_to_bfloat16_pair(float low, float high) {
+  return narrow_to_bfloat16(low) | narrow_to_bfloat16(high) << 16;
+}
+#ifndef DC_HAS_MIN_PAIR  // both ways are tested
+#define DC_HAS_MIN_PAIR 0
+#endif
+DC_DEVICE u32 min_pair(u32 left, u32 right) {
+  u32 pair = 0;
+  for (int half = 0; half < 32; half += 16) {
+    const s16 a = static_cast<s16>(left >> half), b = static_cast<s16>(right >> half);
+    pair |= static_cast<u32>(static_cast<u16>(a < b ? a : b)) << half;
+  }
+  return pair;
+}
 
 DC_DEVICE void load16(const u8* from, u32* words) { std::memcpy(words, __builtin_assume_aligned(from, 16), 16); }
 DC_DEVICE void store16(u8* to, const u32* words) { std::memcpy(__builtin_assume_aligned(to, 16), words, 16); }

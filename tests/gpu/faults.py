@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,14 +15,16 @@ from tests.gpu.collectives import start
 VICTIM = 1
 
 
-def peer_dies(rank: int, world_size: int) -> str:
-    """The others' processes end by SIGABRT, unless they end some other way before."""
+def peer_dies(rank: int, world_size: int, notes: str) -> str:
+    """The others' processes end by SIGABRT, and say why. The death's time and their words go to files in ``notes``."""
+    os.dup2(os.open(f"{notes}/stderr-{rank}", os.O_CREAT | os.O_WRONLY), 2)
     device = start(rank, world_size)
     tensor = torch.ones(1 << 20, device=device)
     dist.all_reduce(tensor)
     torch.cuda.synchronize()
     if rank == VICTIM:
         time.sleep(1.0)  # the others are in the next one by then
+        Path(notes, "died").write_text(str(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(tensor)
     torch.cuda.synchronize()

@@ -8,23 +8,28 @@ import torch
 import torch.distributed as dist
 
 from detcomm.collectives import DType, ReduceOp
+from detcomm.cuda import bounded_plan
 from detcomm.cuda.device import kernels_of
+from detcomm.cuda.kernels import fold_defines
 from detcomm.fold_spec import FoldSpec
 from detcomm.options import Options
 from tests.gpu.collectives import start
 from tests.gpu.speed import in_turn, median_s
 
-CHUNKS = (1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20)
-BLOCKS_PER_PROCESSOR = (2, 4, 5, 8, 16, 64)
+PIECES_MIB = (8, 16, 32, 64)
+BLOCKS_PER_PROCESSOR = (4, 8, 16, 32, 1 << 20)
+UNROLLS = (1, 2, 4, 8)
 
 
 def chunks(rank: int, world_size: int) -> list[str]:
-    """All-reduce and reduce-scatter of large messages by the length of a piece, beside stock NCCL."""
+    """All-reduce and reduce-scatter of long messages by the length of a piece, beside stock NCCL."""
     device = start(rank, world_size)
     groups: dict[str, Any] = {"stock": dist.new_group(backend="nccl")}
-    for chunk in CHUNKS:
-        options = Options(chunk_bytes=chunk, scratch_bytes=512 << 20)
-        groups[f"{chunk >> 20} MiB"] = dist.new_group(backend="detcomm", pg_options=options)
+    for mib in PIECES_MIB:
+        options = Options(chunk_bytes=mib << 20, scratch_bytes=512 << 20)
+        groups[f"{mib} MiB"] = dist.new_group(backend="detcomm", pg_options=options)
+    options = Options(chunk_bytes=64 << 20, scratch_bytes=512 << 20, schedule="direct")
+    groups["64 MiB, messages alone"] = dist.new_group(backend="detcomm", pg_options=options)
     lines = []
     for num_bytes in (16 << 20, 64 << 20):
         tensor = torch.ones(num_bytes // 2, dtype=torch.bfloat16, device=device)
@@ -34,36 +39,64 @@ def chunks(rank: int, world_size: int) -> list[str]:
             ("reduce_scatter", lambda group, t=tensor, s=shard: dist.reduce_scatter_tensor(s, t, group=group)),
         ):
             device_ms, _ = in_turn(action, groups, 5)
-            told = ", ".join(f"{key} {value:.2f}" for key, value in device_ms.items())
-            lines.append(f"{name} {num_bytes >> 20} MiB, ms: {told}")
+            lines.append(f"{name} {num_bytes >> 20} MiB, ms: {_told(device_ms)}")
     dist.destroy_process_group()
     return lines
 
 
+def short(rank: int, world_size: int) -> list[str]:
+    """All-reduce of short messages by schedule, with and without NCCL's gather, beside stock NCCL."""
+    device = start(rank, world_size)
+    usual = bounded_plan.GATHER_BYTES
+    groups: dict[str, Any] = {"stock": dist.new_group(backend="nccl")}
+    for schedule in ("auto", "oneshot", "direct", "halving", "binomial"):
+        groups[schedule] = dist.new_group(backend="detcomm", pg_options=Options(schedule=schedule))
+    gathering = dist.new_group(backend="detcomm")
+    lines = []
+    for kib in (4, 16, 32, 64, 256, 1024, 4096):
+        tensor = torch.ones(kib << 9, dtype=torch.bfloat16, device=device)
+        if kib > 32:
+            bounded_plan.GATHER_BYTES = 0
+            dist.all_reduce(tensor, group=gathering)  # its plan is kept
+            bounded_plan.GATHER_BYTES = usual
+        here = groups | ({"direct, gather": gathering} if kib > 32 else {})
+        device_ms, host_us = in_turn(lambda group, t=tensor: dist.all_reduce(t, group=group), here, 21)
+        lines.append(f"all_reduce {kib} KiB, ms: {_told(device_ms)}")
+        lines.append(f"    host us: {', '.join(f'{name} {value:.0f}' for name, value in host_us.items())}")
+    dist.destroy_process_group()
+    return lines
+
+
+def _told(device_ms: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in device_ms.items())
+
+
 def blocks(rank: int, world_size: int) -> list[str]:
-    """The fold kernel by the most blocks that a multiprocessor gets; 256 MiB of each operand."""
+    """The fold kernel by vectors a thread and blocks a multiprocessor, as shares of a device copy; 128 MiB operands."""
     torch.cuda.set_device(0)
     kernels = kernels_of(0)
     stream = torch.cuda.current_stream().cuda_stream
-    num_bytes = 256 << 20
-    lines = []
+    num_bytes = 128 << 20
+    src, dst = (torch.empty(4 * num_bytes, dtype=torch.uint8, device="cuda").fill_(k) for k in (1, 2))
+    copy = 8 * num_bytes / median_s(lambda: dst.copy_(src))
+    lines = [f"device copy {copy / 1e12:.2f} TB/s"]
     for dtype in (DType.BFLOAT16, DType.FLOAT32):
-        for num_inputs in (2, 3, 4, 8, 16):
+        for num_inputs in (2, 3, 4, 8):
             operands = [torch.randn(num_bytes // 4, device="cuda").view(torch.uint8) for _ in range(num_inputs)]
             output = torch.empty_like(operands[0])
-            kernel = kernels.fold(FoldSpec(ReduceOp.SUM, dtype, "float32", "tree", (True,) * num_inputs, True))
+            defines = fold_defines(FoldSpec(ReduceOp.SUM, dtype, "float32", "tree", (True,) * num_inputs, True))
             arguments: list[Any] = [
                 (ctypes.c_uint64 * num_inputs)(*[operand.data_ptr() for operand in operands]),
                 ctypes.c_uint64(output.data_ptr()),
                 ctypes.c_uint64(num_bytes // dtype.itemsize),
                 ctypes.c_uint64(1),
             ]
-            rates = []
-            for each in BLOCKS_PER_PROCESSOR:
-                num_blocks = min(each * kernels.num_processors, num_bytes // 16 // 256)
-                seconds = median_s(lambda k=kernel, b=num_blocks, a=arguments: kernels.launch(k, b, stream, *a), 7)
-                rates.append(f"{each}: {(num_inputs + 1) * num_bytes / seconds / 1e12:.2f}")
-            lines.append(f"fold {num_inputs} x {dtype.value}, TB/s by blocks: {', '.join(rates)}")
-    src, dst = (torch.empty(2 * num_bytes, dtype=torch.uint8, device="cuda").fill_(k) for k in (1, 2))
-    lines.append(f"device copy {4 * num_bytes / median_s(lambda: dst.copy_(src)) / 1e12:.2f} TB/s")
+            for unroll in UNROLLS if num_inputs == 2 else (1, 2):
+                kernel = kernels._kernel("fold.cu", "dc_fold", defines | {"DC_UNROLL": str(unroll)})
+                shares = []
+                for each in BLOCKS_PER_PROCESSOR:
+                    num_blocks = min(each * kernels.num_processors, -(-num_bytes // 16 // 256 // unroll))
+                    seconds = median_s(lambda k=kernel, b=num_blocks, a=arguments: kernels.launch(k, b, stream, *a), 9)
+                    shares.append(f"{min(each, 9999)}: {(num_inputs + 1) * num_bytes / seconds / copy:.3f}")
+                lines.append(f"fold {num_inputs} x {dtype.value}, {unroll} vectors, by blocks: {', '.join(shares)}")
     return lines

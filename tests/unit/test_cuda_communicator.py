@@ -38,6 +38,8 @@ pytestmark = pytest.mark.skipif(bool(_is_missing()), reason=_is_missing())
 class _Kernels:
     """As ``detcomm.cuda.kernels.Kernels``, on the host."""
 
+    context = fake_gpu.CONTEXT
+
     def __init__(self, device: int, kernels: fake_gpu.Kernels) -> None:
         self.device = device
         compiler = kernels.compiler()
@@ -85,7 +87,7 @@ class _World:
 
     def __init__(self, world_size: int, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
         self.here = threading.local()
-        network, kernels = fake_gpu.Network(), fake_gpu.Kernels()
+        network, kernels = fake_gpu.Network(world_size), fake_gpu.Kernels()
         self.gpus = [fake_gpu.FakeGpu(rank, network, kernels) for rank in range(world_size)]
         for place in (module, events, libraries):
             monkeypatch.setattr(place, "driver", lambda: self.here.gpu)
@@ -191,7 +193,7 @@ def test_a_graph_has_its_own_scratch_and_is_not_watched(monkeypatch: pytest.Monk
     world = _World(2, Options(), monkeypatch)
     given = inputs.make("float32", 1003, 2)
     _run(world, CALL, given)
-    eager = [communicator._scratch.data_ptr() for communicator in world.communicators]
+    eager = [communicator._scratch.take(1) for communicator in world.communicators]
     world.on_each(lambda rank: world.communicators[rank].poll())
     kept: list[Any] = []
     _run(world, CALL, given, capturing=True, kept=kept)

@@ -60,7 +60,7 @@ extern "C" void run_premultiply(const void* input, void* output, u64 count, doub
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
 
 
-def _build(folder: Path, text: str) -> ctypes.CDLL:
+def _build(folder: Path, text: str, *more_flags: str) -> ctypes.CDLL:
     """A translation unit that includes kernels, compiled for the host."""
     source, library = folder / "kernel.cpp", folder / "kernel.so"
     source.write_text(f'#include "device.cuh"\n{text}')
@@ -68,7 +68,16 @@ def _build(folder: Path, text: str) -> ctypes.CDLL:
         if name != "device.cuh":
             (folder / name).write_text(content)
     (folder / "device.cuh").write_text((ROOT / "tests" / "cuda_host" / "device.cuh").read_text())
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-unknown-pragmas", "-Wno-psabi"]
+    flags = [
+        "-std=c++17",
+        "-O1",
+        "-ffp-contract=off",
+        "-fPIC",
+        "-shared",
+        "-Wno-unknown-pragmas",
+        "-Wno-psabi",
+        *more_flags,
+    ]
     done = subprocess.run(
         [str(COMPILER), *flags, "-o", str(library), str(source)], capture_output=True, text=True, timeout=300
     )
@@ -132,6 +141,29 @@ def test_the_fold_has_the_bits_of_the_oracle(
         output = np.zeros(count, expected.dtype)
         _fold(function, [array[:count] for array in given], output, count, num_inputs, offset)
         assert np.array_equal(inputs.bits(output), inputs.bits(expected[:count])), (count, offset)
+
+
+@needs_compiler
+@pytest.mark.parametrize("has_min_pair", [0, 1])
+def test_a_pair_has_one_nan_whatever_its_neighbour(has_min_pair: int, tmp_path: Path) -> None:
+    """All halves, beside a number and beside a NaN; as on GPUs with and without the instruction for it."""
+    driver = """
+    #include "elements.cuh"
+    extern "C" void run_pairs(u32* pairs, u64 count) {
+      for (u64 i = 0; i < count; ++i) pairs[i] = with_one_nan<0x7FC0u>(pairs[i]);
+    }
+    """
+    run = _build(tmp_path, driver, f"-DDC_HAS_MIN_PAIR={has_min_pair}").run_pairs
+    run.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
+    run.restype = None
+    halves = np.array([half for half in range(1 << 16) if half & 0x7FFF <= 0x7F80 or half == 0x7FFF], np.uint32)
+    beside = np.array([0x3F80, 0xBF80, 0x7FFF, 0x0000, 0xFF80], np.uint32)
+    pairs = np.concatenate([part for other in beside for part in (halves | other << 16, other | halves << 16)])
+    expected = pairs.view(np.uint16).copy()
+    expected[expected == 0x7FFF] = 0x7FC0
+    pairs = np.ascontiguousarray(pairs)
+    run(pairs.ctypes.data, len(pairs))
+    assert np.array_equal(pairs.view(np.uint16), expected)
 
 
 @needs_compiler
@@ -208,8 +240,8 @@ def _has_nvrtc() -> bool:
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize(
     ("dtype", "op", "num_inputs", "accumulate"),
-    [("float32", "avg", 8, "float32"), ("bfloat16", "sum", 20, "float32"), ("float16", "product", 3, "wire"),
-     ("float64", "avg", 2, "float32")],
+    [("float32", "avg", 8, "float32"), ("bfloat16", "sum", 20, "float32"), ("bfloat16", "sum", 2, "float32"),
+     ("float16", "product", 3, "wire"), ("float64", "avg", 2, "float32")],
 )  # fmt: skip
 def test_the_assembly_says_how_each_operation_rounds(
     dtype: str, op: str, num_inputs: int, accumulate: Any, architecture: str

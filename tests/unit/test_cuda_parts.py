@@ -17,6 +17,7 @@ from detcomm.coalescing import Block
 from detcomm.cuda import nccl as nccl_module
 from detcomm.cuda.nccl import NcclCommunicator
 from detcomm.cuda.records import compare_records
+from detcomm.cuda.scratch import Scratch, largest
 from detcomm.cuda.watch import CudaWatch
 from detcomm.errors import NativeError, PeerTimeoutError, TransportError, UnsupportedError, UsageError
 from detcomm.lazy_cuda import LazyCuda
@@ -152,6 +153,25 @@ def test_ranks_meet_through_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     made[1].close()
     assert [call for call in fake.calls if "0x" in call] == ["ncclCommAbort 0xc0", "ncclCommDestroy 0xc1"]
     made[0].check()
+
+
+def test_scratch_keeps_within_its_bound_even_while_it_grows() -> None:
+    class Room:
+        def __init__(self, num_bytes: int) -> None:
+            self.num_bytes = num_bytes
+            rooms.append(self)
+
+        def data_ptr(self) -> int:
+            return len(rooms)
+
+    rooms: list[Room] = []
+    scratch = Scratch(16 << 20, Room)
+    assert [scratch.take(size) for size in (1, 1 << 20, (1 << 20) + 1, 5, largest(16 << 20), 7)] == [1, 1, 2, 2, 3, 3]
+    assert sum(room.num_bytes for room in rooms) == 16 << 20
+    assert scratch.outgrown() == rooms[:2]
+    assert scratch.outgrown() == []
+    assert scratch.take(100 << 20) == 4, "a call that needs more has it"
+    assert rooms[-1].num_bytes == 100 << 20
 
 
 def test_nobody_waits_for_ever_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 """Programs for CUDA streams, run natively against a fake GPU: bits, every call, and what waits for what."""
 
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda import native
 from detcomm.cuda.bounded_plan import bounded_plan
-from detcomm.cuda.program import Program, make_program
+from detcomm.cuda.program import Program
 from detcomm.errors import NativeError
 from detcomm.options import Options
-from tests import fake_gpu, inputs, oracle
+from tests import fake_gpu, fake_gpu_world, inputs, oracle
 
 HEADER = Path(__file__).parents[2] / "native" / "cuda" / "detcomm_cuda.h"
 
@@ -35,43 +34,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def _programs(call: Call, world_size: int, options: Options, kernels: fake_gpu.Kernels) -> list[Program]:
-    plans = [bounded_plan(call, rank, world_size, options, 1) for rank in range(world_size)]
-    return [make_program(plan, kernels.compiler()) for plan in plans]
-
-
-def _run(
-    call: Call, options: Options, given: list[Any], in_place: bool = False
-) -> tuple[list[Any], list[fake_gpu.FakeGpu], list[Program]]:
-    world_size = len(given)
-    kernels, network = fake_gpu.Kernels(), fake_gpu.Network()
-    gpus = [fake_gpu.FakeGpu(rank, network, kernels) for rank in range(world_size)]
-    programs = _programs(call, world_size, options, kernels)
-    outputs: list[Any] = []
-    memories = []
-    for rank in range(world_size):
-        memory = given[rank].copy()
-        size = call.output_count(rank) * call.dtype.itemsize
-        start = call.shard_starts[rank] * call.dtype.itemsize if call.collective is Collective.REDUCE_SCATTER else 0
-        outputs.append(memory[start : start + size] if in_place else np.full(size, 0x5A, np.uint8))
-        memories.append(memory)
-    errors: list[Any] = []
-
-    def work(rank: int) -> None:
-        try:
-            assert gpus[rank].run(programs[rank], memories[rank], outputs[rank]) is None
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, errors
-    return outputs, gpus, programs
-
-
 @pytest.mark.parametrize("world_size", [2, 3, 5, 8])
 @pytest.mark.parametrize(
     ("association", "schedule"),
@@ -86,7 +48,7 @@ def test_all_reduce_has_the_bits_of_the_oracle(
     count = 1501
     given = inputs.make("bfloat16", count, world_size)
     call = Call(Collective.ALL_REDUCE, DType.BFLOAT16, count, ReduceOp.SUM)
-    outputs, _, _ = _run(call, options, [inputs.bits(one) for one in given], in_place)
+    outputs, _, _ = fake_gpu_world.run(call, options, [inputs.bits(one) for one in given], in_place)
     expected = oracle.reduce(given, "bfloat16", "sum", association=association, ring_chunk_elems=64)
     for output in outputs:
         assert np.array_equal(output, inputs.bits(expected))
@@ -104,11 +66,11 @@ def test_reduce_scatter_and_all_gather(world_size: int, in_place: bool) -> None:
     count = 331 * world_size
     given = inputs.make("float32", count, world_size)
     call = Call(Collective.REDUCE_SCATTER, DType.FLOAT32, count, ReduceOp.AVG, even_shards(count, world_size))
-    outputs, _, _ = _run(call, options, [inputs.bits(one) for one in given], in_place)
+    outputs, _, _ = fake_gpu_world.run(call, options, [inputs.bits(one) for one in given], in_place)
     expected = inputs.bits(oracle.reduce(given, "float32", "avg"))
     assert np.array_equal(np.concatenate(outputs), expected)
     gather = Call(Collective.ALL_GATHER, DType.FLOAT32, count, None, even_shards(count, world_size))
-    for gathered in _run(gather, options, outputs)[0]:
+    for gathered in fake_gpu_world.run(gather, options, outputs)[0]:
         assert np.array_equal(gathered, expected)
 
 
@@ -119,7 +81,9 @@ def test_the_calls_are_those_of_the_plan(schedule: str) -> None:
     options = Options(association=association, schedule=schedule, ring_chunk_elems=128, chunk_bytes=2048)
     world_size, count = 4, 4096
     call = Call(Collective.ALL_REDUCE, DType.FLOAT32, count, ReduceOp.SUM)
-    _, gpus, programs = _run(call, options, [inputs.bits(one) for one in inputs.make("float32", count, world_size)])
+    _, gpus, programs = fake_gpu_world.run(
+        call, options, [inputs.bits(one) for one in inputs.make("float32", count, world_size)]
+    )
     for gpu, program in zip(gpus, programs, strict=True):
         names = [name for name, *_ in gpu.calls]
         assert names.count("ncclGroupStart") == names.count("ncclGroupEnd") == program.counts.num_groups
@@ -147,27 +111,31 @@ def _happens_before(gpu: fake_gpu.FakeGpu) -> tuple[list[tuple[int, list[int]]],
             events[args[0]] = list(clock[args[1]])
         elif name == "cuStreamWaitEvent":
             clock[args[1]] = [max(pair) for pair in zip(clock[args[1]], events[args[0]], strict=True)]
-        elif name in ("cuLaunchKernel", "ncclGroupStart"):
-            stream = args[2] if name == "cuLaunchKernel" else fake_gpu.MAIN_STREAM
+        elif name in ("cuLaunchKernel", "ncclGroupStart", "ncclAllGather"):
+            stream = {"cuLaunchKernel": args[2:3], "ncclAllGather": args[1:2]}.get(name, [fake_gpu.MAIN_STREAM])[0]
             clock[stream][index[stream]] += 1
             stamped.append((index[stream], list(clock[stream])))
             actions.append((name, *args))
     return stamped, actions
 
 
-@pytest.mark.parametrize("schedule", ["direct", "halving", "oneshot", "ring"])
-def test_operations_on_the_same_bytes_are_ordered_between_the_streams(schedule: str) -> None:
+@pytest.mark.parametrize("schedule", ["auto", "direct", "halving", "oneshot", "ring"])
+def test_operations_on_the_same_bytes_are_ordered_between_the_streams(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     association = "ring" if schedule == "ring" else "tree"
+    if schedule == "auto":
+        fake_gpu_world.gather_results_always(monkeypatch)
     options = Options(association=association, schedule=schedule, ring_chunk_elems=64, chunk_bytes=1024)
     world_size, count = 5, 5003
     call = Call(Collective.ALL_REDUCE, DType.BFLOAT16, count, ReduceOp.SUM)
     given = [inputs.bits(one) for one in inputs.make("bfloat16", count, world_size)]
-    _, gpus, programs = _run(call, options, given, in_place=True)
+    _, gpus, programs = fake_gpu_world.run(call, options, given, in_place=True)
     num_concurrent = 0
     for gpu, program in zip(gpus, programs, strict=True):
         assert program.uses_side_stream
         stamped, _ = _happens_before(gpu)
-        touched = [_touched(program, op) for op in program.ops if op.kind <= native.EXCHANGE]
+        touched = [_touched(program, op) for op in program.ops if op.kind not in (native.RECORD, native.WAIT)]
         assert len(touched) == len(stamped)
         for later in range(len(stamped)):
             for earlier in range(max(0, later - 40), later):
@@ -186,7 +154,7 @@ def _touched(program: Program, op: native.COp) -> tuple[list[Any], list[Any]]:
     spans = []
     for region in program.regions[op.first_region : op.first_region + op.num_regions]:
         spans.append((max(region.buffer, 1), region.offset, region.offset + region.num_bytes))
-    if op.kind == native.FOLD:
+    if op.kind in (native.FOLD, native.GATHER):
         return spans[:-1], spans[-1:]
     if op.kind == native.COPY:
         return spans[::2], spans[1::2]
@@ -201,11 +169,12 @@ def _clash(one: tuple[list[Any], list[Any]], other: tuple[list[Any], list[Any]])
 def test_a_call_on_another_stream_and_its_events() -> None:
     kernels = fake_gpu.Kernels()
     call = Call(Collective.ALL_REDUCE, DType.FLOAT32, 0, ReduceOp.SUM)
-    (program,) = _programs(call, 1, Options(), kernels)
+    (program,) = fake_gpu_world.programs(call, 1, Options(), kernels)
     gpu = fake_gpu.FakeGpu(0, fake_gpu.Network(), kernels)
     nothing = np.zeros(1, np.uint8)
     assert gpu.run(program, nothing, nothing, caller=0xF0, begin=1, after=2, done=3) is None
     assert gpu.calls == [
+        ("cuCtxSetCurrent", fake_gpu.CONTEXT),
         ("cuEventRecord", 1, 0xF0),
         ("cuStreamWaitEvent", 1, fake_gpu.MAIN_STREAM),
         ("cuStreamWaitEvent", 2, fake_gpu.MAIN_STREAM),
@@ -217,7 +186,7 @@ def test_a_call_on_another_stream_and_its_events() -> None:
 def test_the_first_function_that_fails_is_named_and_the_group_is_closed(function: str) -> None:
     kernels = fake_gpu.Kernels()
     call = Call(Collective.ALL_REDUCE, DType.FLOAT32, 64, ReduceOp.SUM)
-    program = _programs(call, 3, Options(schedule="direct"), kernels)[1]
+    program = fake_gpu_world.programs(call, 3, Options(schedule="direct"), kernels)[1]
     gpu = fake_gpu.FakeGpu(1, fake_gpu.Network(), kernels, fails={function: 42})
     data = np.zeros(256, np.uint8)
     failure = gpu.run(program, data, data.copy())
@@ -228,7 +197,7 @@ def test_the_first_function_that_fails_is_named_and_the_group_is_closed(function
     assert names.count(function) == 1, "nothing is issued after a failure"
 
 
-@pytest.mark.parametrize("schedule", ["direct", "halving", "oneshot", "ring"])
+@pytest.mark.parametrize("schedule", ["auto", "direct", "halving", "oneshot", "ring"])
 @pytest.mark.parametrize("world_size", [2, 7, 16])
 def test_scratch_is_bounded_whatever_the_size(schedule: str, world_size: int) -> None:
     association = "ring" if schedule == "ring" else "tree"
@@ -250,7 +219,7 @@ def test_the_header_agrees_with_its_view() -> None:
         declared = re.findall(r"\(\*(\w+)\)|(\w+)(?:\[\d+\])?;", body)
         names = [pointer or plain for pointer, plain in declared]
         assert names == [field[0] for field in structure._fields_], name
-    kinds = re.findall(r"DC_CUDA_(FOLD|COPY|EXCHANGE|RECORD|WAIT) = (\d+)", text)
+    kinds = re.findall(r"DC_CUDA_(FOLD|COPY|EXCHANGE|RECORD|WAIT|GATHER) = (\d+)", text)
     assert {kind: int(value) for kind, value in kinds} == {
-        kind: getattr(native, kind) for kind in ("FOLD", "COPY", "EXCHANGE", "RECORD", "WAIT")
+        kind: getattr(native, kind) for kind in ("FOLD", "COPY", "EXCHANGE", "RECORD", "WAIT", "GATHER")
     }

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call needs each time it is made: its program, and how much memory it takes on this rank.
+
+Found by the identity of the call, since hashing one takes longer than the rest of a look-up. Knows no CUDA.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import NoReturn
+
+from detcomm.call import Call
+from detcomm.communicator import Request
+from detcomm.cuda.program import Program
+from detcomm.errors import UsageError
+
+_CACHED_CALLS = 1024
+_ALIGNMENT_BYTES = 256
+
+
+class Prepared:
+    """One call on one rank.
+
+    Attributes:
+        program: ``None`` where there is nothing to exchange.
+        address: of its structure, for native code.
+        scratch_bytes: that its plan needs, rounded up.
+    """
+
+    __slots__ = ("address", "call", "input_bytes", "output_bytes", "program", "scratch_bytes")
+
+    def __init__(self, call: Call, rank: int, program: Program | None) -> None:
+        size = call.dtype.itemsize
+        self.call = call
+        self.input_bytes = call.input_count(rank) * size
+        self.output_bytes = call.output_count(rank) * size
+        self.program = program
+        self.address = 0 if program is None else ctypes.addressof(program.structure)
+        scratch_bytes = 0 if program is None else program.plan.scratch_bytes
+        self.scratch_bytes = -(-scratch_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+    def refuse(self, request: Request) -> NoReturn:
+        """Say which memory of a request does not fit."""
+        name = self.call.text()
+        if request.input.size != self.input_bytes:
+            raise UsageError(f"{name}: expected an input of {self.input_bytes} bytes, got {request.input.size}")
+        raise UsageError(f"{name}: expected an output of {self.output_bytes} bytes, got {request.output.size}")
+
+
+class PreparedCalls:
+    """The calls of one rank of a group.
+
+    Args:
+        make_program: takes a while the first time, and remembers.
+    """
+
+    def __init__(self, rank: int, world_size: int, make_program: Callable[[Call], Program | None]) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._make_program = make_program
+        self._known: dict[int, Prepared] = {}
+
+    def find(self, request: Request) -> Prepared | None:
+        """What the request's call needs, if it was made before.
+
+        Raises:
+            UsageError: the request's memory does not fit.
+        """
+        # An entry keeps its call alive, so that its identity is nobody else's.
+        prepared = self._known.get(id(request.call))
+        if prepared is not None and (
+            request.input.size != prepared.input_bytes or request.output.size != prepared.output_bytes
+        ):
+            prepared.refuse(request)
+        return prepared
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that does not fit, before anything is made for it.
+
+        Raises:
+            UsageError: wrong sizes, or a call for another number of ranks.
+        """
+        call = request.call
+        if call.shard_counts is not None and len(call.shard_counts) != self._world_size:
+            raise UsageError(f"{call.text()}: expected {self._world_size} shards, got {len(call.shard_counts)}")
+        if not 0 <= call.root < self._world_size:
+            raise UsageError(f"{call.text()}: expected a root below {self._world_size}, got {call.root}")
+        expected = Prepared(call, self._rank, None)
+        if request.input.size != expected.input_bytes or request.output.size != expected.output_bytes:
+            expected.refuse(request)
+
+    def make(self, call: Call) -> Prepared:
+        """Prepare a call that ``check`` has let through."""
+        if len(self._known) >= _CACHED_CALLS:
+            self._known.clear()
+        prepared = Prepared(call, self._rank, self._make_program(call))
+        self._known[id(call)] = prepared
+        return prepared
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()

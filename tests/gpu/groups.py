@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups made in other ways: with an agreement on each call, beside stock gloo for CPU tensors, twenty at once."""
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from detcomm.errors import MismatchError
+from detcomm.options import Options
+from tests.gpu import cases as gpu_cases
+from tests.gpu.cases import Case
+from tests.gpu.collectives import start
+
+CASE = Case("all_reduce", "bfloat16", "sum", 300_007, Options())
+NUM_GROUPS = 20
+
+
+def agreement(rank: int, world_size: int) -> str:
+    """With ``cuda_agreement=on`` a call that differs raises on every rank, and the group goes on."""
+    device = start(rank, world_size)
+    group: Any = dist.new_group(backend="detcomm", pg_options=Options(cuda_agreement="on"))
+    text = ""
+    for dtype in (torch.float32, torch.int32 if rank == 1 else torch.float32):
+        try:
+            dist.all_reduce(torch.ones(8, dtype=dtype, device=device), group=group)
+        except MismatchError as error:
+            text = str(error)
+    assert "int32[8]" in text, f"rank {rank} was told {text!r}"
+    tensor = gpu_cases.contribution(CASE, rank, world_size, device)
+    dist.all_reduce(tensor, group=group)
+    assert np.array_equal(gpu_cases.host_bytes(tensor), gpu_cases.expected(CASE, world_size))
+    dist.destroy_process_group()
+    return text
+
+
+def beside_gloo(rank: int, world_size: int) -> str:
+    """``cpu:gloo,cuda:detcomm``, as Megatron makes its groups."""
+    import detcomm  # noqa: F401  # registers the backend
+
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    device = f"cuda:{torch.cuda.current_device()}"
+    dist.init_process_group("cpu:gloo,cuda:detcomm")
+    right = gpu_cases.expected(CASE, world_size)
+    groups: list[Any] = [None, dist.new_group(), dist.new_group(backend="cpu:gloo,cuda:detcomm")]
+    for group in groups:
+        tensor = gpu_cases.contribution(CASE, rank, world_size, device)
+        dist.all_reduce(tensor, group=group)
+        assert np.array_equal(gpu_cases.host_bytes(tensor), right)
+        on_cpu = torch.full((3,), float(rank))
+        dist.all_reduce(on_cpu, group=group)
+        assert on_cpu.tolist() == [world_size * (world_size - 1) / 2] * 3
+        objects: list[Any] = [None] * world_size
+        dist.all_gather_object(objects, rank, group=group)
+        assert objects == list(range(world_size))
+    dist.destroy_process_group()
+    return f"{len(groups)} groups: the oracle's bits on the GPU, gloo on the CPU"
+
+
+def twenty(rank: int, world_size: int, backend: str) -> str:
+    """Set-up time and device memory of many groups, each used once by each collective."""
+    import detcomm  # noqa: F401  # registers the backend
+
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    device = f"cuda:{torch.cuda.current_device()}"
+    dist.init_process_group(backend)
+    tensor = torch.ones(1 << 21, dtype=torch.bfloat16, device=device)
+    shard = torch.empty(tensor.numel() // world_size, dtype=torch.bfloat16, device=device)
+    before: list[Any] = [torch.cuda.mem_get_info()[0]]
+    took_s = []
+    for _ in range(NUM_GROUPS):
+        dist.barrier()
+        started = time.perf_counter()
+        group = dist.new_group(backend=backend)
+        dist.all_reduce(tensor, group=group)
+        dist.reduce_scatter_tensor(shard, tensor, group=group)
+        dist.all_gather_into_tensor(tensor, shard, group=group)
+        dist.all_reduce(tensor[:8], group=group)
+        torch.cuda.synchronize()
+        took_s.append(time.perf_counter() - started)
+        dist.barrier()
+        before.append(torch.cuda.mem_get_info()[0])
+        dist.barrier()
+    dist.destroy_process_group()
+    mib = [(earlier - later) / 2**20 / world_size for earlier, later in pairwise(before)]
+    return (
+        f"{backend}, {NUM_GROUPS} groups: first {took_s[0]:.2f} s and {mib[0]:.0f} MiB a rank; "
+        f"each further {sorted(took_s[1:])[len(took_s) // 2]:.3f} s and {sum(mib[1:]) / (NUM_GROUPS - 1):.0f} MiB"
+    )

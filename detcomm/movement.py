@@ -8,6 +8,7 @@ the group is: made at first use it would deadlock, since only two ranks call sen
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -177,6 +178,15 @@ class Movement:
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> dist.Work:
         return self._post("recv from any rank", "recv_anysource", [bytes_of("recv", tensors), tag], tensors)
 
+    def issue_stock(self, label: str, call: Callable[[], Any], results: Sequence[torch.Tensor]) -> dist.Work:
+        """A collective of the inner group as it is, arithmetic in the stock library's order included.
+
+        Args:
+            call: issues it to the inner group and gives its work.
+            results: where its results will be, for those who ask the work for them.
+        """
+        return MovementWork(label, self._guarded(label, call), list(results), self._lost)
+
     def barrier(self, opts: Any) -> None:
         """Return when every rank has come."""
         MovementWork("barrier", self._call("barrier", "barrier", [opts]), [], self._lost).wait()
@@ -204,8 +214,11 @@ class Movement:
     def _call(self, label: str, method: str, args: list[Any]) -> Any:
         if self.inner is None:
             raise UsageError(f"{label}: the group has been destroyed")
+        return self._guarded(label, partial(getattr(self.inner, method), *args))
+
+    def _guarded(self, label: str, call: Callable[[], Any]) -> Any:
         try:
-            return getattr(self.inner, method)(*args)
+            return call()
         except ValueError as error:  # gloo's checks of its arguments
             raise UsageError(f"{label}: {error}") from error
         except RuntimeError as error:

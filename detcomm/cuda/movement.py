@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from detcomm.cuda.device import device_lock
 from detcomm.cuda.group import CudaGroup
 from detcomm.errors import UsageError
 from detcomm.movement import Movement, bytes_of
@@ -38,6 +39,13 @@ class CudaMovement(Movement):
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> dist.Work:
         raise UsageError("recv: NCCL cannot receive from any rank; name the source")
+
+    def issue_stock(self, label: str, call: Callable[[], Any], results: Sequence[torch.Tensor]) -> dist.Work:
+        if self._is_in_block:
+            self._group.open_block(self._device)
+        with device_lock(self._device.index):
+            work: dist.Work = call()
+        return FINISHED if self._is_in_block else work  # the block has the work
 
     def _post(
         self,

@@ -18,6 +18,7 @@ from detcomm.association import NAMES
 from detcomm.errors import DetcommError
 from detcomm.megatron.guard import SETTINGS
 from detcomm.megatron.startup import DEFAULT_TIMEOUT, initialize
+from detcomm.megatron.step_switch import parse_steps
 from detcomm.options import Options
 
 _TIMEOUT_OPTION = "--distributed-timeout-minutes"
@@ -43,6 +44,7 @@ def _start(settings: argparse.Namespace) -> None:
         options=Options.from_environment(**overrides),
         deterministic_kernels=not settings.allow_nondeterministic_kernels,
         exact_grad_norm=settings.exact_grad_norm,
+        steps=None if settings.steps is None else parse_steps(settings.steps),
         allow=tuple(filter(None, (settings.allow or "").split(","))),
         force_resume=settings.force_resume,
         timeout=_timeout(settings.arguments),
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--exact-grad-norm", action="store_true", help="a gradient norm that is the same for every bucket size"
     )
+    parser.add_argument("--steps", help="fixed order for these steps alone, as 1000:1100; stock for the others")
     parser.add_argument("--allow", help=f"go on where the guard refuses, comma-separated: {', '.join(SETTINGS)}")
     parser.add_argument("--force-resume", action="store_true", help="go on from a checkpoint with other numerics")
     parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")

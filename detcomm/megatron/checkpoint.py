@@ -10,6 +10,7 @@ from typing import Any
 
 from detcomm.errors import UsageError
 from detcomm.megatron.job import current
+from detcomm.megatron.step_switch import steps_text
 from detcomm.version import __version__
 
 KEY = "detcomm"
@@ -34,6 +35,7 @@ def checkpoint_state() -> dict[str, Any]:
         "format": FORMAT,
         "version": __version__,
         "numerics_id": job.numerics_id,
+        "steps": None if job.switch is None else steps_text(job.switch.steps),
         "gradient_norm": EXACT_NORM if job.exact_grad_norm else STOCK_NORM,
         "groups": {
             description: {"sizes": sorted(made.sizes), "numerics_id": made.numerics_id}
@@ -97,7 +99,7 @@ def _differences(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> lis
         return [f"its state has format {saved.get('format')!r}, expected {FORMAT}"]
     found = [
         f"{name}: saved {saved.get(name)}, now {own[name]}"
-        for name in ("numerics_id", "gradient_norm")
+        for name in ("numerics_id", "steps", "gradient_norm")
         if saved.get(name) != own[name]
     ]
     theirs, ours = _that_add(saved["groups"]), _that_add(own["groups"])

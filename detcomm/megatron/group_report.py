@@ -13,6 +13,7 @@ from detcomm.header import ranks_text
 from detcomm.megatron.inventory import traffic_of
 from detcomm.megatron.job import Job, current
 from detcomm.megatron.routing import RoutedGroup
+from detcomm.megatron.step_switch import steps_text
 from detcomm.options import Options
 from detcomm.process_group import BACKEND_NAME
 
@@ -53,17 +54,19 @@ class Report:
 
     Args:
         unused_rules: rules of the policy that fit no group so far.
+        switched: for a job that is in fixed order for some steps alone: which, and what holds now.
     """
 
     groups: tuple[ReportedGroup, ...]
     policy: str
     unused_rules: tuple[str, ...]
     environment_set: tuple[str, ...]
+    switched: str | None
 
     @property
     def notes(self) -> list[str]:
         """What a reader should know beside the table."""
-        notes = [f"policy: {self.policy}"]
+        notes = [f"policy: {self.policy}", *([self.switched] if self.switched else [])]
         notes += [f"no group fits the rule {rule}" for rule in self.unused_rules]
         notes += [
             f"{group.description}: Megatron's {', '.join(group.ignored)} ignored"
@@ -112,7 +115,14 @@ def report(*, all_ranks: bool = False) -> Report:
         groups = list(dict(sorted(merged.items(), key=lambda item: (item[0][1], item[0][0]))).values())
     policy = job.policy
     unused = policy.unused([*job.router.made, *(group.description for group in groups)])
-    return Report(tuple(groups), str(policy), tuple(map(str, unused)), job.environment_set)
+    return Report(tuple(groups), str(policy), tuple(map(str, unused)), job.environment_set, _switched(job))
+
+
+def _switched(job: Job) -> str | None:
+    if job.switch is None:
+        return None
+    now = "fixed" if job.switch.fixed_order else "stock"
+    return f"fixed order in steps {steps_text(job.switch.steps)} alone; now {now}"
 
 
 def _alike(groups: Iterable[ReportedGroup]) -> list[list[ReportedGroup]]:

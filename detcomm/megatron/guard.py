@@ -144,28 +144,38 @@ CASES = (
     ),
 )
 
-SETTINGS = tuple(case.setting for case in CASES)
+_CAPTURED = _Case(
+    "cuda_graph_impl",
+    lambda config: (getattr(config, "cuda_graph_impl", None) or "none") != "none" or _on("enable_cuda_graph")(config),
+    "a captured step keeps the order of its capture, so it cannot be switched between steps; turn one of the two off",
+)
+
+SETTINGS = tuple(case.setting for case in (*CASES, _CAPTURED))
 
 
-def find(config: Any, *, exact_grad_norm: bool = False) -> list[Finding]:
+def find(config: Any, *, exact_grad_norm: bool = False, switched: bool = False) -> list[Finding]:
     """The findings in one object with Megatron's settings as attributes.
 
     Args:
         exact_grad_norm: whether ``initialize`` was called with it.
+        switched: whether it was called with steps.
     """
     return [
         Finding(case.setting, case.why, case.refused)
-        for case in CASES
+        for case in ((*CASES, _CAPTURED) if switched else CASES)
         if case.holds(config) and not (exact_grad_norm and case.setting == "clip_grad")
     ]
 
 
-def check(*configs: Any, allow: Iterable[str] = (), exact_grad_norm: bool = False) -> list[Finding]:
+def check(
+    *configs: Any, allow: Iterable[str] = (), exact_grad_norm: bool = False, switched: bool = False
+) -> list[Finding]:
     """Refuse settings that go past us, warn of those that weaken what is promised.
 
     Args:
         configs: parsed arguments, or configuration objects of Megatron.
         allow: settings to warn of instead.
+        exact_grad_norm, switched: see ``find``.
 
     Returns:
         All findings, those that were allowed too.
@@ -176,9 +186,10 @@ def check(*configs: Any, allow: Iterable[str] = (), exact_grad_norm: bool = Fals
     allowed = set(allow)
     if unknown := sorted(allowed - set(SETTINGS)):
         raise UsageError(f"allow: expected some of {', '.join(SETTINGS)}, got {', '.join(unknown)}")
-    findings = list(
-        dict.fromkeys(found for config in configs for found in find(config, exact_grad_norm=exact_grad_norm))
-    )
+    found = [
+        finding for config in configs for finding in find(config, exact_grad_norm=exact_grad_norm, switched=switched)
+    ]
+    findings = list(dict.fromkeys(found))
     refused = [finding for finding in findings if finding.refused and finding.setting not in allowed]
     if refused:
         lines = "".join(f"\n  {finding}" for finding in refused)
@@ -190,13 +201,15 @@ def check(*configs: Any, allow: Iterable[str] = (), exact_grad_norm: bool = Fals
     return findings
 
 
-def replacing(allow: tuple[str, ...], exact_grad_norm: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def replacing(
+    allow: tuple[str, ...], exact_grad_norm: bool, switched: bool
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """``validate_args`` of Megatron's training loop, followed by ``check``."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def validate_args(args: Any, *rest: Any, **options: Any) -> Any:
             result = original(args, *rest, **options)
-            check(args, allow=allow, exact_grad_norm=exact_grad_norm)
+            check(args, allow=allow, exact_grad_norm=exact_grad_norm, switched=switched)
             return result
 
         return validate_args

@@ -7,6 +7,7 @@ from detcomm.errors import UsageError
 from detcomm.megatron.policy import Policy
 from detcomm.megatron.replacements import Replacements
 from detcomm.megatron.routing import Router
+from detcomm.megatron.step_switch import StepSwitch
 from detcomm.options import Options
 
 
@@ -18,6 +19,7 @@ class Job:
         backend: of the group of all ranks.
         options: of fixed-order groups whose rule names no others.
         environment_set: variables that were absent, as ``NAME=value``.
+        switch: of a job that is in fixed order for some of its steps alone.
     """
 
     backend: str
@@ -27,6 +29,7 @@ class Job:
     world_size: int
     environment_set: tuple[str, ...]
     exact_grad_norm: bool
+    switch: StepSwitch | None
     router: Router = attrs.field(repr=False)
     replacements: Replacements = attrs.field(repr=False)
 
@@ -34,6 +37,17 @@ class Job:
     def numerics_id(self) -> str:
         """The name of the bits: ``tree/1:float32``."""
         return self.options.numerics_id
+
+    def at_step(self, step: int) -> bool:
+        """Tell which step comes; on all ranks, before each. Megatron's own training loop does so by itself.
+
+        Returns:
+            Whether it will be in fixed order.
+
+        Raises:
+            MismatchError, TransportError: see ``StepSwitch.at``.
+        """
+        return True if self.switch is None else self.switch.at(step)
 
     def close(self) -> None:
         """Put Megatron's functions back. The groups stay as they are; ``destroy_process_group`` ends them."""

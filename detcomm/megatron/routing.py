@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from detcomm.megatron.inventory import traffic_of
 from detcomm.megatron.policy import STOCK, Choice, Policy
+from detcomm.megatron.switched_group import SWITCHED_BACKEND_NAME
 from detcomm.options import Options
 from detcomm.process_group import BACKEND_NAME
 
@@ -60,9 +61,14 @@ class RoutedGroup:
         return traffic_of(self.description) is not None
 
 
-def fixed_backend() -> str:
-    """The backend string of fixed-order groups: on GPUs CPU tensors stay with gloo, as Megatron wants it."""
-    return f"cpu:gloo,cuda:{BACKEND_NAME}" if torch.cuda.is_available() else BACKEND_NAME
+def fixed_backend(switched: bool) -> str:
+    """The backend string of fixed-order groups: on GPUs CPU tensors stay with gloo, as Megatron wants it.
+
+    Args:
+        switched: whether the groups can go over to the stock library between steps.
+    """
+    name = SWITCHED_BACKEND_NAME if switched else BACKEND_NAME
+    return f"cpu:gloo,cuda:{name}" if torch.cuda.is_available() else name
 
 
 def stock_backend() -> str:
@@ -75,15 +81,21 @@ class Router:
 
     Args:
         options: of fixed-order groups whose rule names none.
+        switched: whether they can go over to the stock library between steps.
     """
 
-    def __init__(self, policy: Policy, options: Options) -> None:
+    def __init__(self, policy: Policy, options: Options, switched: bool = False) -> None:
         self.policy = policy
         self.options = options
+        self._switched = switched
         self.groups: list[RoutedGroup] = []
         """The groups that this rank is in."""
         self.made: dict[str, MadeGroups] = {}
         """All groups by description, but those whose backend Megatron names itself."""
+
+    def switched_groups(self) -> list[Any]:
+        """Those that this rank is in, in the order in which they were made."""
+        return [routed.group for routed in self.groups if hasattr(routed.group, "fixed_order")]
 
     def record(self, group: RoutedGroup) -> None:
         """Remember a group that has been made; on all ranks."""
@@ -97,7 +109,7 @@ class Router:
         """What to give torch; ``None`` for options means a stock group."""
         if choice == STOCK:
             return stock_backend(), None
-        return fixed_backend(), choice if isinstance(choice, Options) else self.options
+        return fixed_backend(self._switched), choice if isinstance(choice, Options) else self.options
 
     def replacing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``create_group`` with the backend chosen by the policy."""

@@ -14,12 +14,23 @@ import torch
 import torch.distributed as dist
 
 from detcomm.errors import UsageError
-from detcomm.megatron import checkpoint, environment, exit_signal, gradient_norm, guard, job, routing
+from detcomm.megatron import (
+    checkpoint,
+    environment,
+    exit_signal,
+    gradient_norm,
+    guard,
+    job,
+    routing,
+    step_switch,
+    switched_group,
+)
 from detcomm.megatron.inventory import WORLD
 from detcomm.megatron.job import Job
 from detcomm.megatron.policy import VARIABLE, Policy
 from detcomm.megatron.replacements import Replacements
 from detcomm.megatron.routing import RoutedGroup, Router
+from detcomm.megatron.step_switch import StepSwitch
 from detcomm.options import Options
 
 DEFAULT_TIMEOUT = timedelta(minutes=10)
@@ -34,6 +45,7 @@ def initialize(
     options: Options | None = None,
     deterministic_kernels: bool = True,
     exact_grad_norm: bool = False,
+    steps: range | None = None,
     allow: Iterable[str] = (),
     force_resume: bool = False,
     timeout: timedelta = DEFAULT_TIMEOUT,
@@ -50,6 +62,7 @@ def initialize(
             ``torch.use_deterministic_algorithms(True)``. Without it, equal sums of unequal summands are unequal.
         exact_grad_norm: let ``gradient_norm`` compute Megatron's gradient norm, so that it is the same for all bucket
             sizes, with the distributed optimizer too.
+        steps: be in fixed order for these steps alone, and stock for the others; see ``Job.at_step``.
         allow: settings that ``guard.check`` only warns of, when Megatron's training loop checks its arguments.
         force_resume: warn of a checkpoint with other numerics instead of refusing it, in Megatron's training loop.
         timeout: of the group of all ranks; Megatron gives its own groups its own.
@@ -71,7 +84,9 @@ def initialize(
     environment_set = environment.require_deterministic_kernels(os.environ) if deterministic_kernels else ()
     if torch.cuda.is_available():
         torch.cuda.set_device(_device())
-    router = Router(policy, options)
+    if steps is not None:
+        switched_group.register()
+    router = Router(policy, options, switched=steps is not None)
     backend, world_options = router.backend_and_options(policy.choose(WORLD))
     with warnings.catch_warnings():
         # torch warns of every process group subclass; there is nothing that a user could do.
@@ -88,15 +103,18 @@ def initialize(
         world_size,
         environment_set,
         exact_grad_norm,
+        None if steps is None else StepSwitch(steps, router.switched_groups),
         router,
         replacements,
     )
     job.run(started)
     replacements.add(routing.MODULE, routing.FUNCTION, router.replacing)
     replacements.add(exit_signal.MODULE, exit_signal.FUNCTION, exit_signal.replacing)
-    replacements.add(guard.MODULE, guard.FUNCTION, guard.replacing(tuple(allow), exact_grad_norm))
+    replacements.add(guard.MODULE, guard.FUNCTION, guard.replacing(tuple(allow), exact_grad_norm, steps is not None))
     replacements.add(checkpoint.MODULE, checkpoint.SAVING, checkpoint.saving)
     replacements.add(checkpoint.MODULE, checkpoint.LOADING, checkpoint.loading(force_resume))
+    if started.switch is not None:
+        replacements.add(step_switch.MODULE, step_switch.FUNCTION, step_switch.replacing(started.switch))
     if exact_grad_norm:
         replacements.add(gradient_norm.MODULE, gradient_norm.FUNCTION, gradient_norm.replacing)
     return started

@@ -16,6 +16,7 @@ from detcomm.megatron.job import Job
 from detcomm.megatron.policy import STOCK, Policy
 from detcomm.megatron.replacements import Replacements
 from detcomm.megatron.routing import RoutedGroup, Router
+from detcomm.megatron.step_switch import StepSwitch
 from detcomm.options import Options
 
 TREE, RING = Options(), Options(association="ring")
@@ -29,11 +30,17 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         job.current().close()
 
 
-def _job(groups: dict[str, tuple[int, Options | None]], options: Options = TREE, exact_grad_norm: bool = False) -> Job:
+def _job(
+    groups: dict[str, tuple[int, Options | None]],
+    options: Options = TREE,
+    exact_grad_norm: bool = False,
+    steps: range | None = None,
+) -> Job:
     router = Router(Policy.parse("pp=stock"), options)
     for description, (size, group_options) in groups.items():
         router.record(RoutedGroup(description, tuple(range(size)), "detcomm", group_options, None))
-    started = Job("detcomm", router.policy, options, 0, 8, (), exact_grad_norm, router, Replacements())
+    switch = None if steps is None else StepSwitch(steps, list)
+    started = Job("detcomm", router.policy, options, 0, 8, (), exact_grad_norm, switch, router, Replacements())
     job.run(started)
     return started
 
@@ -61,6 +68,7 @@ def test_the_state_is_plain_and_a_run_resumes_from_its_own() -> None:
     ("resumed", "message"),
     [
         ({"options": RING}, r"numerics_id: saved tree/1:float32, now ring/1\[65536\]:float32"),
+        ({"steps": range(3, 9)}, "steps: saved None, now 3:9"),
         ({"exact_grad_norm": True}, "gradient_norm: saved megatron, now exact/1"),
         (
             {"groups": USUAL | {"DATA_PARALLEL_GROUP": (2, TREE)}},

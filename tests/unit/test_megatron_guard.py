@@ -98,6 +98,14 @@ def test_the_compilers_fusion_is_found_without_importing_it(monkeypatch: pytest.
         check(_config())
 
 
+@pytest.mark.parametrize("changes", [{"cuda_graph_impl": "local"}, {"enable_cuda_graph": True}])
+def test_captured_steps_cannot_be_switched(changes: dict[str, Any]) -> None:
+    assert check(_config(**changes)) == []
+    assert check(_config(cuda_graph_impl="none"), switched=True) == []
+    with pytest.raises(UsageError, match="cuda_graph_impl"):
+        check(_config(**changes), switched=True)
+
+
 def test_a_name_that_allows_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="got tp_comm_overlaps"):
         check(_config(), allow=["tp_comm_overlaps"])
@@ -108,11 +116,13 @@ def test_megatrons_own_check_comes_first_and_ours_sees_what_it_made() -> None:
         args.tp_comm_overlap = defaults["tp_comm_overlap"]
         return args
 
-    checked = guard.replacing((), exact_grad_norm=False)(validate_args)
+    checked = guard.replacing((), exact_grad_norm=False, switched=False)(validate_args)
     assert checked(_config(), defaults={"tp_comm_overlap": False}).tp_comm_overlap is False
     with pytest.raises(UsageError, match="tp_comm_overlap"):
         checked(_config(), {"tp_comm_overlap": True})
 
 
 def test_every_case_is_tested() -> None:
-    assert {setting for setting, _ in REFUSED + WARNED} | {"micro_pipeline_tp"} == set(guard.SETTINGS)
+    assert {setting for setting, _ in REFUSED + WARNED} | {"micro_pipeline_tp", "cuda_graph_impl"} == set(
+        guard.SETTINGS
+    )

@@ -7,6 +7,7 @@ others say, so all ranks keep the transport, or all close it and go on to the ne
 """
 
 import os
+import time
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
@@ -40,7 +41,8 @@ class Site:
         hosts: each rank's host, equal on all ranks.
         devices: gloo's devices on this rank.
         chunk_bytes: the option, equal on all ranks.
-        timeout: for each time that this rank waits for the others.
+        timeout: for the connection.
+        give_up: asked while this rank waits for the others; true ends the wait.
     """
 
     store: Any
@@ -50,6 +52,7 @@ class Site:
     devices: tuple[Any, ...]
     chunk_bytes: int | None
     timeout: timedelta
+    give_up: Callable[[], bool] = lambda: False
 
     @property
     def world_size(self) -> int:
@@ -90,8 +93,9 @@ def connect(site: Site, options: Options) -> Transport:
     if site.world_size == 1:
         return LoopbackHub(1).transports[0]
     names = candidates(options.transport, site.hosts)
+    deadline = time.monotonic() + site.timeout.total_seconds()
     for number, name in enumerate(names):
-        attempt = _Attempt(site, number, name)
+        attempt = _Attempt(site, number, name, deadline)
         try:
             return attempt.run(_OPENERS[name])
         except PeerTimeoutError:
@@ -107,11 +111,17 @@ def connect(site: Site, options: Options) -> Transport:
 class _Attempt:
     """One try with one transport."""
 
-    def __init__(self, site: Site, number: int, transport: str) -> None:
+    def __init__(self, site: Site, number: int, transport: str, deadline: float) -> None:
         self.site = site
+        self._deadline = deadline
         self.store = PrefixStore(f"transport/{number}/{transport}", site.store)
         self.transport = transport
         self._is_decided = False
+
+    @property
+    def left_s(self) -> float:
+        """How long this rank may still wait for the others."""
+        return max(self._deadline - time.monotonic(), 0.0)
 
     def run(self, open_transport: Callable[["_Attempt"], Transport]) -> Transport:
         """Open the transport on all ranks; if one fails, close it on all of them and raise everywhere."""
@@ -123,6 +133,9 @@ class _Attempt:
             if self._is_decided:
                 raise  # every rank has read the same verdict
             failure = _reason(error)
+            if isinstance(error, PeerTimeoutError):  # the time is over: tell the others, and wait no longer
+                self.store.set(f"open/{self.site.rank}", f"-{failure}")
+                raise
         try:
             self.verdict("open", failure)
         except BaseException:
@@ -149,7 +162,7 @@ class _Attempt:
         site = self.site
         keys = [f"{stage}/{rank}" for rank in range(site.world_size)]
         self.store.set(keys[site.rank], f"-{failure}" if failure else f"+{fact}")
-        texts = read_all(self.store, keys, site.timeout.total_seconds())
+        texts = read_all(self.store, keys, self.left_s, site.give_up)
         where = f"group {site.name}: transport {self.transport}"
         absent = [rank for rank, text in enumerate(texts) if text is None]
         if absent:
@@ -169,7 +182,9 @@ class _Attempt:
 
 def _open_gloo(attempt: _Attempt) -> Transport:
     site = attempt.site
-    group = stock_gloo.connect_mesh(site.devices, attempt.store, "mesh", site.rank, site.world_size, site.timeout)
+    attempt.verdict("here")  # gloo itself would wait for a rank that does not come without being able to name it
+    limit = timedelta(seconds=max(attempt.left_s, 1.0))
+    group = stock_gloo.connect_mesh(site.devices, attempt.store, "mesh", site.rank, site.world_size, limit)
     return GlooTransport(group, site.rank, site.world_size)
 
 
@@ -178,8 +193,14 @@ def _open_shared_memory(attempt: _Attempt) -> Transport:
 
     site, ranks = attempt.site, attempt.site.local_ranks
     store = PrefixStore(f"host/{ranks[0]}", attempt.store)
-    timeout_s = site.timeout.total_seconds()
-    return meet(store, ranks.index(site.rank), len(ranks), chunk_bytes=site.chunk_bytes, timeout_s=timeout_s)
+    return meet(
+        store,
+        ranks.index(site.rank),
+        len(ranks),
+        chunk_bytes=site.chunk_bytes,
+        timeout_s=attempt.left_s,
+        give_up=site.give_up,
+    )
 
 
 def _open_hybrid(attempt: _Attempt, open_remote: Callable[[_Attempt], Transport] = _open_gloo) -> Transport:

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from detcomm import text_agreement
 from detcomm.coalescing import Block, BlockWork
-from detcomm.communicator import Communicator
 from detcomm.errors import PeerTimeoutError, TransportError, UsageError
 from detcomm.faults import Fault
 from detcomm.group_creation import GroupCreation
+from detcomm.lazy_communicator import LazyCommunicator
 from detcomm.lazy_cuda import LazyCuda
 from detcomm.movement import Movement
 from detcomm.options import Options
@@ -46,7 +46,7 @@ class Group:
         self,
         name: str,
         inner: Any,
-        communicator: Communicator | None,
+        communicator: LazyCommunicator | None,
         options: Options,
         timeout: timedelta,
         make_cuda: Callable[["Group"], Any] | None = None,
@@ -256,7 +256,8 @@ class Group:
         try:
             if batch.gather is not None:
                 batch.gather()
-            self._communicator.run_many(batch.requests, timeout_s=timeout_s)
+            communicator = self._communicator.made or self._communicator.connect(timeout_s)
+            communicator.run_many(batch.requests, timeout_s=timeout_s)
             if batch.scatter is not None:
                 batch.scatter()
         except TransportError as error:

@@ -38,6 +38,7 @@ class Introduction:
         version: detcomm's; equal on all ranks, since schedules may differ between releases.
         byte_order: equal on all ranks, since messages are memory as it is.
         extra: further facts that must be equal, by name.
+        member: this rank's process, as the watch wants it told; see ``watched_group.Member``.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class Introduction:
     version: str
     byte_order: str
     extra: dict[str, str]
+    member: str
 
     def facts(self) -> dict[str, str]:
         """Everything that must be equal on all ranks, under the names that messages use."""
@@ -63,6 +65,7 @@ def introduce(
     timeout_s: float,
     extra: dict[str, str] | None = None,
     group: str = "",
+    member: str = "",
 ) -> tuple[Options, tuple[Introduction, ...]]:
     """Publish this rank's introduction, read all others', and agree on the options or raise on every rank.
 
@@ -72,6 +75,7 @@ def introduce(
         timeout_s: how long to wait for ranks that have not come.
         extra: further facts that must be equal on all ranks, by name.
         group: the group's name, for messages.
+        member: told to the others.
 
     Returns:
         The options, and each rank's introduction by rank.
@@ -84,7 +88,7 @@ def introduce(
     where = f"group {group!r}" if group else "group"
     try:
         options = make_options()
-        own = _introduction(rank, options, extra or {})
+        own = _introduction(rank, options, extra or {}, member)
     except UsageError as error:
         refuse(store, rank, str(error))
         raise
@@ -141,7 +145,7 @@ def check_equal(introductions: Sequence[Introduction], where: str) -> None:
         raise MismatchError(f"{where}: not created, since its ranks differ: {'. '.join(differences)}")
 
 
-def _introduction(rank: int, options: Options, extra: dict[str, str]) -> Introduction:
+def _introduction(rank: int, options: Options, extra: dict[str, str], member: str) -> Introduction:
     return Introduction(
         rank=rank,
         host=host_identity(),
@@ -150,6 +154,7 @@ def _introduction(rank: int, options: Options, extra: dict[str, str]) -> Introdu
         version=__version__,
         byte_order=sys.byteorder,
         extra=extra,
+        member=member,
     )
 
 

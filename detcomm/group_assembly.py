@@ -5,17 +5,21 @@ First this rank's options and network devices, then agreement with the others th
 Knows nothing of the forms in which torch wants a group.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from detcomm import group_agreement, hosts, stock_gloo, store_access
 from detcomm.communicator import Communicator
-from detcomm.connect import Site, connect
+from detcomm.connect import Site, candidates, connect
+from detcomm.errors import DetcommError, TransportError
 from detcomm.group import Group
 from detcomm.group_creation import GroupCreation
+from detcomm.lazy_communicator import LazyCommunicator
 from detcomm.options import Options
+from detcomm.watch import Member
 
 if TYPE_CHECKING:
     from detcomm.cuda.group import CudaGroup
@@ -51,18 +55,20 @@ def make_group(
         return options
 
     options, introductions = group_agreement.introduce(
-        space, rank, world_size, prepare, timeout.total_seconds(), group=name
+        space, rank, world_size, prepare, timeout.total_seconds(), group=name, member=Member.own(space).encode()
     )
     limit = options.timeout or timeout
     hosts_by_rank = tuple(introduction.host for introduction in introductions)
     site = Site(space, name, rank, hosts_by_rank, tuple(network), options.chunk_bytes, limit)
     assemble = partial(_assemble, site, options, device)
-    return assemble() if world_size == 1 else _assemble_watched(site, assemble)
+    if world_size == 1:
+        return assemble()
+    return _assemble_watched(site, [Member.decode(one.member) for one in introductions], assemble)
 
 
-def _assemble_watched(site: Site, assemble: Callable[[], Group]) -> Group:
+def _assemble_watched(site: Site, members: Sequence[Member], assemble: Callable[[], Group]) -> Group:
     """Connect under the watch: a rank that fails or dies meanwhile ends it on all ranks."""
-    creation = GroupCreation(site.name, site.store, site.rank, site.world_size, site.timeout.total_seconds())
+    creation = GroupCreation(site.name, site.store, site.rank, members, site.timeout.total_seconds())
     try:
         group = creation.run(assemble, Group.shutdown)
     except BaseException as error:
@@ -73,16 +79,29 @@ def _assemble_watched(site: Site, assemble: Callable[[], Group]) -> Group:
 
 
 def _assemble(site: Site, options: Options, device: str) -> Group:
-    """Connect everything that a group needs."""
-    inner = stock_gloo.connect_mesh(site.devices, site.store, "movement", site.rank, site.world_size, site.timeout)
+    """Connect what cannot wait: only some ranks may call what moves data. What reduces is connected at first use."""
     communicator = None
     if device == "cpu":
-        block_size = hosts.block_size(site.hosts, options.node_size)
-        communicator = Communicator(connect(site, options), options, block_size, site.name)
-    else:
-        # Or a rank that is done early could destroy the group while others still connect. (torch's stub lacks it.)
-        inner.barrier().wait()  # type: ignore[attr-defined]
+        candidates(options.transport, site.hosts)
+        communicator = LazyCommunicator(site.name, partial(_connect, site, options))
+    inner = stock_gloo.connect_mesh(site.devices, site.store, "movement", site.rank, site.world_size, site.timeout)
+    if site.world_size > 1:
+        stock_gloo.barrier(inner)  # or one rank had a group that another one could not make
     return Group(site.name, inner, communicator, options, site.timeout, partial(_make_cuda, site, options))
+
+
+def _connect(site: Site, options: Options, timeout_s: float, give_up: Callable[[], bool]) -> Communicator:
+    """What reduces, over a connection of its own to the store: another thread may be waiting in torch's."""
+    block_size = hosts.block_size(site.hosts, options.node_size)
+    try:
+        store = site.store if site.world_size == 1 else store_access.own_connection(site.store)
+        here = replace(site, store=store, timeout=timedelta(seconds=timeout_s), give_up=give_up)
+        return Communicator(connect(here, options), options, block_size, site.name)
+    except DetcommError:
+        raise
+    except Exception as error:  # of the store, which may have ended: the other ranks must learn of it
+        reason = str(error).partition("\n")[0]
+        raise TransportError(f"group {site.name}: rank {site.rank} could not connect: {reason}") from error
 
 
 def _make_cuda(site: Site, options: Options, group: Group) -> "CudaGroup":

@@ -6,14 +6,15 @@ behind when a fault comes first. Knows nothing of what is connected.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from torch.distributed import Store
 
+from detcomm.abandonable import Abandonable
 from detcomm.errors import DetcommError, TransportError
 from detcomm.faults import Fault
-from detcomm.watch import Membership, Progress, Watch
+from detcomm.watch import Member, Membership, Progress, Watch
 
 T = TypeVar("T")
 
@@ -28,19 +29,20 @@ class GroupCreation:
 
     Args:
         store: the group's own key space.
+        members: what the ranks have told of themselves.
 
     Raises:
-        PeerTimeoutError: ranks did not come; names them.
+        PeerTimeoutError: a rank of another host did not come; names it.
     """
 
-    def __init__(self, name: str, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
+    def __init__(self, name: str, store: Store, rank: int, members: Sequence[Member], timeout_s: float) -> None:
         self._changed = threading.Event()
         self._handing_over = threading.Lock()
         self._fault: Fault | None = None
         self._on_fault: Callable[[Fault], None] | None = None
         self._progress: Callable[[], Progress] = lambda: _UNMADE
         self._membership = Watch.enrol(
-            name, store, rank, world_size, self._receive_fault, lambda: self._progress(), timeout_s
+            name, store, rank, members, self._receive_fault, lambda: self._progress(), timeout_s
         )
 
     def run(self, step: Callable[[], T], close: Callable[[T], None]) -> T:
@@ -55,35 +57,15 @@ class GroupCreation:
             Exception: what the step raised. A ``TransportError`` is told to the other ranks and gives way to its
                 cause.
         """
-        result: list[T] = []
-        errors: list[BaseException] = []
-        abandoning = threading.Lock()
-        is_abandoned = False
-
-        def work() -> None:
-            try:
-                made = step()
-            except BaseException as error:
-                errors.append(error)
-            else:
-                with abandoning:
-                    result.append(made)
-                    is_unwanted = is_abandoned
-                if is_unwanted:
-                    close(made)
-            self._changed.set()
-
-        threading.Thread(target=work, name="detcomm-creation", daemon=True).start()
-        while not (result or errors or self._fault):
+        started = Abandonable("detcomm-creation", step, close, self._changed)
+        while not (started.has_ended or self._fault):
             self._changed.wait()
             self._changed.clear()
-        if not (result or errors):
+        if not started.has_ended:
             self._changed.wait(_OWN_VERDICT_S)
-        with abandoning:
-            if result:
-                return result[0]
-            is_abandoned = True
-        raise self._cause(errors[0] if errors else None)
+        if made := started.take_or_abandon():
+            return made[0]
+        raise self._cause(started.error)
 
     def hand_over(self, on_fault: Callable[[Fault], None], progress: Callable[[], Progress]) -> Membership:
         """The group is made, and answers for itself from now on."""

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch.distributed import Store
@@ -45,20 +46,31 @@ class _Answer:
 
 
 def meet(
-    store: Store, rank: int, world_size: int, *, chunk_bytes: int | None = None, timeout_s: float
+    store: Store,
+    rank: int,
+    world_size: int,
+    *,
+    chunk_bytes: int | None = None,
+    timeout_s: float,
+    give_up: Callable[[], bool] = lambda: False,
 ) -> SharedMemoryTransport:
     """Connect the ranks of a group, all of them on this host. Called by all; all return or all raise.
 
     Args:
         store: a key space of this attempt alone.
         chunk_bytes: the option, equal on all ranks.
-        timeout_s: for each of the two rounds.
+        timeout_s: for both rounds.
+        give_up: asked while this rank waits for the others; true ends the wait.
 
     Raises:
         TransportError: shared memory does not work between these ranks; names those that said so and why.
         PeerTimeoutError: ranks did not answer; names them.
     """
     deadline = time.monotonic() + timeout_s
+
+    def ask_all(name: str, answer: _Answer) -> list[_Answer]:
+        return _round(store, name, rank, world_size, answer, max(deadline - time.monotonic(), 0.0), give_up)
+
     own: OwnSegment | None = None
     peers: dict[int, Mapping] = {}
     pidfds: dict[int, int] = {}
@@ -80,7 +92,7 @@ def meet(
             answer = _Answer(address=own.address.encode(), heap=_own_heap(), cores=cores)
         except (DetcommError, OSError) as error:
             answer = _Answer(error=str(error))
-        answers = _round(store, "segment", rank, world_size, answer, deadline)
+        answers = ask_all("segment", answer)
         try:
             for peer in range(world_size):
                 if peer != rank:
@@ -90,7 +102,7 @@ def meet(
             answer = _Answer(heap="open" if heaps else "")
         except (DetcommError, OSError) as error:
             answer = _Answer(error=str(error))
-        mapped = _round(store, "mapped", rank, world_size, answer, deadline)
+        mapped = ask_all("mapped", answer)
         assert own is not None  # or a round has raised
         own.seal()
         num_cores = len({core for answer in answers for core in answer.cores})
@@ -137,11 +149,19 @@ def _open_heaps(rank: int, answers: list[_Answer], heaps: dict[int, Mapping]) ->
         heaps.clear()
 
 
-def _round(store: Store, name: str, rank: int, world_size: int, answer: _Answer, deadline: float) -> list[_Answer]:
+def _round(
+    store: Store,
+    name: str,
+    rank: int,
+    world_size: int,
+    answer: _Answer,
+    timeout_s: float,
+    give_up: Callable[[], bool],
+) -> list[_Answer]:
     """Everybody's answers, if all are good."""
     keys = [f"shared_memory/{name}/{peer}" for peer in range(world_size)]
     store.set(keys[rank], answer.encode())
-    texts = read_all(store, keys, max(deadline - time.monotonic(), 0.0))
+    texts = read_all(store, keys, timeout_s, give_up)
     missing = [peer for peer, text in enumerate(texts) if text is None]
     if missing:
         raise PeerTimeoutError(f"shared memory: {ranks_text(missing)} did not answer (round {name!r})")

@@ -70,6 +70,20 @@ def connect_mesh(
         ) from error
 
 
+def barrier(group: Any) -> None:
+    """All ranks of a connected group have come here.
+
+    Raises:
+        TransportError: a rank is lost, or did not come within the group's timeout.
+    """
+    try:
+        group.barrier().wait()
+    except RuntimeError as error:
+        raise TransportError(
+            f"gloo: rank {group.rank()} lost its peers as it connected: {_first_line(error)}"
+        ) from error
+
+
 def unblock(group: Any) -> None:
     """Make operations that other threads wait for in this group end with an error now; the group is lost.
 

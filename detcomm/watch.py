@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that dies or fails is named by all ranks of its groups, within about two seconds.
 
-    membership = Watch.enrol(name, store, rank, world_size, on_fault, progress)
+    membership = Watch.enrol(name, store, rank, members, on_fault, progress)
     membership.report(error)      # this rank saw an error: tell the others, learn the first cause
     membership.leave()            # in good order; the thread ends with the process's last membership
 
@@ -15,7 +15,7 @@ Knows nothing of transports and process groups.
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from typing import Any, ClassVar
 
@@ -25,9 +25,9 @@ from detcomm import store_access
 from detcomm.faults import Fault
 from detcomm.line_ring import join_line_ring
 from detcomm.watch_thread import LINGER_S, Report, WatchThread
-from detcomm.watched_group import Progress, WatchedGroup, meet
+from detcomm.watched_group import Member, Progress, WatchedGroup
 
-__all__ = ["Fault", "Membership", "Progress", "Watch"]
+__all__ = ["Fault", "Member", "Membership", "Progress", "Watch"]
 
 _ANSWER_S = 3.0
 """How long a caller waits for the thread, which may be stuck in a store that does not answer."""
@@ -90,7 +90,7 @@ class Watch:
         group_name: str,
         store: Store,
         rank: int,
-        world_size: int,
+        members: Sequence[Member],
         on_fault: Callable[[Fault], None],
         progress: Callable[[], Progress],
         timeout_s: float = 300.0,
@@ -99,16 +99,17 @@ class Watch:
 
         Args:
             store: the group's own key space, see ``store_access.group_key_space``.
+            members: what each rank has told of itself, by rank.
             on_fault: called once with the first fault, from the watch's thread; must return soon.
             progress: this rank's progress in the group; called from the watch's thread, at any time.
-            timeout_s: how long to wait for the other ranks.
+            timeout_s: how long to wait for the next host's rank.
 
         Raises:
-            PeerTimeoutError: ranks did not come; names them.
+            PeerTimeoutError: it did not come.
         """
         thread = cls._acquire()
         try:
-            group = meet(group_name, store, rank, world_size, on_fault, progress, timeout_s)
+            group = WatchedGroup.of(group_name, rank, members, on_fault, progress)
             line = join_line_ring(group, store, thread.listen, timeout_s)
         except BaseException:
             cls.release(None)

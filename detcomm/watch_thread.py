@@ -29,7 +29,7 @@ _log = logging.getLogger("detcomm")
 
 _TICK_S = 0.2
 _POLLS_PER_S = 10_000
-"""Larger worlds poll more slowly: at most so many polls of one store a second, from all ranks together."""
+"""Larger worlds poll more slowly: at most so many polls of one store a second, of all ranks together."""
 _EVIDENCE_S = 0.5
 """How long a reported error waits for its cause: the connections of a dying process close before its end is seen."""
 _LISTEN_S = 30.0
@@ -63,8 +63,7 @@ class WatchThread:
         self._requests = RequestQueue(self._selector)
         self._lines = Lifelines(self._selector, self._process_ended)
         self._processes = ProcessEnds(self._selector, self._process_ended)
-        self._ends = False
-
+        self._ends, self._next_reading = False, 0.0
         self._groups: dict[WatchedGroup, WatchedStore] = {}
         self._stores: dict[object, WatchedStore] = {}
         self._reports: list[Report] = []
@@ -129,6 +128,7 @@ class WatchThread:
 
     def report(self, report: Report) -> None:
         """Write an error into the log, unless its cause turns up first."""
+        self._next_reading = 0.0
         self._reports.append(report)
 
     def remove(self, group: WatchedGroup, num_completed: int, done: threading.Event) -> None:
@@ -137,6 +137,7 @@ class WatchThread:
         if store is None:
             done.set()
             return
+        self._next_reading = 0.0
         self._lines.drop(group.key)
         own = group.own_process.name
         is_last = store not in self._groups.values()
@@ -185,8 +186,9 @@ class WatchThread:
         return max(0.0, min([max(_TICK_S, num_ranks / _POLLS_PER_S), *pauses_s]))
 
     def _tick(self) -> None:
-        for store in set(self._groups.values()):
-            if not store.is_lost:
+        if (now := time.monotonic()) >= self._next_reading:  # not at each of many groups that are made
+            self._next_reading = now + _TICK_S / 2
+            for store in {store for store in self._groups.values() if not store.is_lost}:
                 self._read_log(store)
         self._processes.poll()
         for group in list(self._groups):
@@ -258,10 +260,8 @@ class WatchThread:
                 except StoreLost:
                     self._lose_store(store)
                     num_completed = None
-                if num_completed is None:
-                    self._publish(group.death(rank, "has ended"), group, store)
-                else:
-                    self._publish(group.departure(rank, num_completed), group, store)
+                end = group.death(rank, "has ended") if num_completed is None else group.departure(rank, num_completed)
+                self._publish(end, group, store)
 
     def _settle_reports(self) -> None:
         now = time.monotonic()

@@ -7,9 +7,9 @@ Decides when a departure is a fault; knows neither threads nor sockets.
 import json
 import logging
 import secrets
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Self
 
 from torch.distributed import Store
 
@@ -21,7 +21,33 @@ from detcomm.process_identity import ProcessIdentity
 
 _log = logging.getLogger("detcomm")
 
-_PREFIX = "detcomm/member/"
+
+@dataclass(frozen=True)
+class Member:
+    """What the ranks of a group tell each other for the watch's sake, before they enrol.
+
+    Args:
+        process: the process that the rank is.
+        serves_store: whether that process serves the group's store.
+        key: a random name for the group; that of rank 0 is taken.
+    """
+
+    process: ProcessIdentity
+    serves_store: bool
+    key: str
+
+    @classmethod
+    def own(cls, store: Store) -> Self:
+        """This rank, in a group of this store."""
+        return cls(ProcessIdentity.own(), store_access.serves(store), secrets.token_hex(8))
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        fields = json.loads(text)
+        return cls(ProcessIdentity(**fields["process"]), fields["serves_store"], fields["key"])
 
 
 @dataclass(frozen=True)
@@ -55,6 +81,27 @@ class WatchedGroup:
     progress: Callable[[], Progress]
     fault: Fault | None = None
     departures: dict[int, Fault] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        rank: int,
+        members: Sequence[Member],
+        on_fault: Callable[[Fault], None],
+        progress: Callable[[], Progress],
+    ) -> Self:
+        """A group of these members, in rank order."""
+        servers = [peer for peer, member in enumerate(members) if member.serves_store]
+        return cls(
+            name=name,
+            key=members[0].key,
+            rank=rank,
+            processes=tuple(member.process for member in members),
+            store_server=servers[0] if servers else None,
+            on_fault=on_fault,
+            progress=progress,
+        )
 
     @property
     def own_process(self) -> ProcessIdentity:
@@ -131,44 +178,3 @@ class WatchedGroup:
         except Exception:
             # The watch goes on for the other groups; this one is lost either way.
             _log.exception("group %r: the answer to a fault failed: %s", self.name, fault)
-
-
-def meet(
-    group_name: str,
-    store: Store,
-    rank: int,
-    world_size: int,
-    on_fault: Callable[[Fault], None],
-    progress: Callable[[], Progress],
-    timeout_s: float,
-) -> WatchedGroup:
-    """Exchange the processes behind the ranks through the group's store.
-
-    Raises:
-        PeerTimeoutError: ranks did not come; names them.
-    """
-    own = {
-        "process": asdict(ProcessIdentity.own()),
-        "serves": store_access.serves(store),
-        "key": secrets.token_hex(8),
-    }
-    store.set(f"{_PREFIX}{rank}", json.dumps(own))
-    started = time.monotonic()
-    texts = store_access.read_all(store, [f"{_PREFIX}{peer}" for peer in range(world_size)], timeout_s)
-    absent = [peer for peer, text in enumerate(texts) if text is None]
-    if absent:
-        waited_s = time.monotonic() - started
-        raise PeerTimeoutError(
-            f"group {group_name!r}: {ranks_text(absent)} of {world_size} did not come within {waited_s:.1f} s"
-        )
-    members = [json.loads(text) for text in texts if text is not None]
-    servers = [peer for peer, member in enumerate(members) if member["serves"]]
-    return WatchedGroup(
-        name=group_name,
-        key=members[0]["key"],
-        rank=rank,
-        processes=tuple(ProcessIdentity(**member["process"]) for member in members),
-        store_server=servers[0] if servers else None,
-        on_fault=on_fault,
-        progress=progress,
-    )

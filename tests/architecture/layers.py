@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "watch",
         (
-            *("group_agreement", "group_creation", "faults", "line_ring"),
+            *("abandonable", "group_agreement", "group_creation", "faults", "line_ring"),
             *("watch", "watch_thread", "watched_group", "watched_store"),
         ),
     ),
@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "group",
         (
             *("tensor_memory", "text_agreement", "torch_calls", "work", "worker", "coalescing"),
-            *("movement", "lazy_cuda", "group"),
+            *("movement", "lazy_communicator", "lazy_cuda", "group"),
             *("cuda.works", "cuda.group", "cuda.movement"),
         ),
     ),

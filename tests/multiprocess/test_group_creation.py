@@ -4,7 +4,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import detcomm
-from detcomm import group_assembly
+from detcomm import stock_gloo
 from tests import launch
 from tests.multiprocess.watched_rank import connect_store, pass_barrier
 
@@ -105,12 +104,10 @@ def test_a_rank_that_does_not_come_in_time() -> None:
     assert "did not come" in results[1][1]
 
 
-def break_off(rank: int, world_size: int, how: str, variables: dict[str, str]) -> Seen:
+def break_off(rank: int, world_size: int) -> Seen:
     """Rank 1 gets lost between the introduction and the connection."""
-    os.environ.update(variables)
     if rank == 1:
-        actions: dict[str, Callable[..., Any]] = {"kill": _die, "raise": _raise}
-        group_assembly.connect = actions[how]
+        stock_gloo.connect_mesh = _die
     return attempt()
 
 
@@ -122,12 +119,8 @@ def _raise(*_: Any) -> None:
     raise OSError("no room for a socket")
 
 
-HOSTS: list[dict[str, str]] = [{}, {"DETCOMM_TRANSPORT": "gloo"}, {"DETCOMM_HOST_ID": "one"}]
-
-
-@pytest.mark.parametrize("variables", HOSTS)
-def test_a_rank_that_dies_while_connecting(variables: dict[str, str]) -> None:
-    results = launch.run(3, break_off, "kill", variables, may_die=True)
+def test_a_rank_that_dies_while_connecting() -> None:
+    results = launch.run(3, break_off, may_die=True)
     assert results[1] == launch.Died(-signal.SIGKILL)
     for kind, text in (results[0], results[2]):
         assert kind == "TransportError"
@@ -137,7 +130,7 @@ def test_a_rank_that_dies_while_connecting(variables: dict[str, str]) -> None:
 def break_off_raising(rank: int, world_size: int) -> Seen:
     if rank != 1:
         return attempt()
-    group_assembly.connect = _raise
+    stock_gloo.connect_mesh = _raise
     with pytest.raises(OSError, match="no room"):
         dist.init_process_group("detcomm", timeout=TIMEOUT)
     return "OSError", ""

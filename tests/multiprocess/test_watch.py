@@ -8,11 +8,9 @@ import socket
 import time
 
 import pytest
-from torch.distributed import HashStore
 
 from detcomm.errors import PeerTimeoutError, TransportError
 from detcomm.faults import FaultKind
-from detcomm.watch import Progress, Watch
 from tests import launch
 from tests.multiprocess.watched_rank import Observer, pass_barrier
 
@@ -138,9 +136,3 @@ def test_a_stopped_rank_is_named_at_the_timeout() -> None:
     results = launch.run(3, stop_a_rank)
     expected = "rank 0 reports: rank 0 waited 1 s for rank 1 (rank 1: stopped by a signal)"
     assert results == [expected, "woken", expected]
-
-
-def test_a_rank_that_does_not_come_is_named() -> None:
-    with pytest.raises(PeerTimeoutError, match="ranks 1, 2 of 3 did not come"):
-        Watch.enrol("lonely", HashStore(), 0, 3, lambda fault: None, lambda: Progress(0, 0), timeout_s=0.2)
-    assert Watch._thread is None

@@ -10,7 +10,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from detcomm import store_access
 from detcomm.faults import Fault
-from detcomm.watch import Membership, Progress, Watch
+from detcomm.watch import Member, Membership, Progress, Watch
 
 PATIENCE_S = 60.0
 """For a loaded machine; the times that were needed are printed."""
@@ -26,8 +26,12 @@ class Observer:
         self.faults: list[Fault] = []
         self.is_told = threading.Event()
         space = store_access.group_key_space(PrefixStore(name, self.store), rank)
+        space.set(f"member/{rank}", Member.own(space).encode())
+        texts = store_access.read_all(space, [f"member/{peer}" for peer in range(world_size)], PATIENCE_S)
+        members = [Member.decode(text) for text in texts if text is not None]
+        assert len(members) == world_size, "a rank did not come"
         self.membership: Membership = Watch.enrol(
-            name, space, rank, world_size, self._on_fault, lambda: Progress(self.num_started, self.num_completed)
+            name, space, rank, members, self._on_fault, lambda: Progress(self.num_started, self.num_completed)
         )
 
     def wait_for_fault(self, since: float) -> Fault:

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The communicator of a group, connected when its first reduction comes: a job makes many groups that reduce nothing.
+
+All ranks come to that call in their own time, so it may wait for them as the call itself may: as long as the call's
+timeout, and no longer than the group lives. Knows nothing of transports.
+"""
+
+import threading
+from collections.abc import Callable
+
+from detcomm.abandonable import Abandonable
+from detcomm.communicator import Communicator
+from detcomm.errors import TransportError
+
+Connect = Callable[[float, Callable[[], bool]], Communicator]
+"""Connects, from a timeout in seconds and what tells whether to give up; called by all ranks."""
+
+
+class LazyCommunicator:
+    """A ``Communicator``, or none yet.
+
+    Args:
+        name: of the group, for error texts.
+    """
+
+    def __init__(self, name: str, connect: Connect) -> None:
+        self._name = name
+        self._connect: Connect | None = connect
+        self._failure: str | None = None
+        self._changed = threading.Event()
+        self._changing = threading.Lock()
+        self.made: Communicator | None = None
+
+    @property
+    def sequence(self) -> int:
+        """Agreements so far."""
+        return 0 if self.made is None else self.made.sequence
+
+    def connect(self, timeout_s: float) -> Communicator:
+        """Connect, at this rank's first reduction in the group; one thread at a time calls this.
+
+        Raises:
+            UsageError: the transport named in the options does not fit these ranks.
+            TransportError: it does not work, with one text on all ranks; or ``abort`` was called meanwhile.
+            PeerTimeoutError: ranks did not come to their first reduction; names them.
+        """
+        connect = self._connect
+        if connect is None or self._failure is not None:
+            raise self._given_up()
+        started = Abandonable(
+            f"detcomm-connect-{self._name}",
+            lambda: connect(timeout_s, lambda: self._failure is not None),
+            Communicator.close,
+            self._changed,
+        )
+        while not (started.has_ended or self._failure is not None):
+            self._changed.wait()
+            self._changed.clear()
+        with self._changing:
+            made = started.take_or_abandon()
+            if made and self._failure is None:
+                self.made = made[0]
+                self._connect = None
+                return made[0]
+        if made:
+            made[0].close()
+        raise started.error or self._given_up()
+
+    def abort(self, reason: str) -> None:
+        """End what runs on another thread, be it the connection; refuse everything later. From any thread."""
+        with self._changing:
+            self._failure = self._failure or reason
+            made = self.made
+        self._changed.set()
+        if made is not None:
+            made.abort(reason)
+
+    def close(self) -> None:
+        """Release everything. Idempotent; never waits for a peer."""
+        with self._changing:
+            self._failure = self._failure or "it was closed"
+            made = self.made
+        self._changed.set()
+        self._connect = None  # it holds network devices, which cost descriptors until the last reference is gone
+        if made is not None:
+            made.close()
+
+    def _given_up(self) -> TransportError:
+        return TransportError(f"group {self._name} was not connected: {self._failure or 'it was closed'}")

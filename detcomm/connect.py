@@ -22,6 +22,7 @@ from detcomm import stock_gloo
 from detcomm.errors import PeerTimeoutError, TransportError, UsageError
 from detcomm.header import ranks_text
 from detcomm.options import Options
+from detcomm.polling_store import PollingStore
 from detcomm.store_access import read_all
 from detcomm.transports.base import Transport
 from detcomm.transports.gloo import GlooTransport
@@ -183,8 +184,10 @@ class _Attempt:
 def _open_gloo(attempt: _Attempt) -> Transport:
     site = attempt.site
     attempt.verdict("here")  # gloo itself would wait for a rank that does not come without being able to name it
-    limit = timedelta(seconds=max(attempt.left_s, 1.0))
-    group = stock_gloo.connect_mesh(site.devices, attempt.store, "mesh", site.rank, site.world_size, limit)
+    limit_s = max(attempt.left_s, 1.0)
+    store = PollingStore(attempt.store, limit_s, site.give_up)
+    limit = timedelta(seconds=limit_s)
+    group = stock_gloo.connect_mesh(site.devices, store, "mesh", site.rank, site.world_size, limit)
     return GlooTransport(group, site.rank, site.world_size)
 
 

@@ -11,6 +11,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed import PrefixStore, Store
+
 from detcomm import group_agreement, hosts, stock_gloo, store_access
 from detcomm.communicator import Communicator
 from detcomm.connect import Site, candidates, connect
@@ -60,10 +62,9 @@ def make_group(
     limit = options.timeout or timeout
     hosts_by_rank = tuple(introduction.host for introduction in introductions)
     site = Site(space, name, rank, hosts_by_rank, tuple(network), options.chunk_bytes, limit)
-    assemble = partial(_assemble, site, options, device)
-    if world_size == 1:
-        return assemble()
-    return _assemble_watched(site, [Member.decode(one.member) for one in introductions], assemble)
+    members = [Member.decode(one.member) for one in introductions]
+    assemble = partial(_assemble, site, options, device, f"detcomm/group/{members[0].key}")
+    return assemble() if world_size == 1 else _assemble_watched(site, members, assemble)
 
 
 def _assemble_watched(site: Site, members: Sequence[Member], assemble: Callable[[], Group]) -> Group:
@@ -78,30 +79,44 @@ def _assemble_watched(site: Site, members: Sequence[Member], assemble: Callable[
     return group
 
 
-def _assemble(site: Site, options: Options, device: str) -> Group:
+def _assemble(site: Site, options: Options, device: str, key: str) -> Group:
     """Connect what cannot wait: only some ranks may call what moves data. What reduces is connected at first use."""
     communicator = None
     if device == "cpu":
         candidates(options.transport, site.hosts)
-        communicator = LazyCommunicator(site.name, partial(_connect, site, options))
+        communicator = LazyCommunicator(site.name, _Connector(site, options, key))
     inner = stock_gloo.connect_mesh(site.devices, site.store, "movement", site.rank, site.world_size, site.timeout)
     if site.world_size > 1:
         stock_gloo.barrier(inner)  # or one rank had a group that another one could not make
     return Group(site.name, inner, communicator, options, site.timeout, partial(_make_cuda, site, options))
 
 
-def _connect(site: Site, options: Options, timeout_s: float, give_up: Callable[[], bool]) -> Communicator:
-    """What reduces, over a connection of its own to the store: another thread may be waiting in torch's."""
-    block_size = hosts.block_size(site.hosts, options.node_size)
-    try:
-        store = site.store if site.world_size == 1 else store_access.own_connection(site.store)
-        here = replace(site, store=store, timeout=timedelta(seconds=timeout_s), give_up=give_up)
-        return Communicator(connect(here, options), options, block_size, site.name)
-    except DetcommError:
-        raise
-    except Exception as error:  # of the store, which may have ended: the other ranks must learn of it
-        reason = str(error).partition("\n")[0]
-        raise TransportError(f"group {site.name}: rank {site.rank} could not connect: {reason}") from error
+class _Connector:
+    """Connects what reduces, over a connection to the store that nobody waits in, as torch's users do in torch's.
+
+    Args:
+        key: names this group among all that live or lived in the store.
+    """
+
+    def __init__(self, site: Site, options: Options, key: str) -> None:
+        self._site, self._options, self._key = site, options, key
+        self._connection: Store | None = None  # kept for the groups that come later
+
+    def __call__(self, timeout_s: float, give_up: Callable[[], bool]) -> Communicator:
+        site, options = self._site, self._options
+        try:
+            store = site.store
+            if site.world_size > 1:
+                self._connection = store_access.shared_connection(store)
+                store = PrefixStore(self._key, self._connection)
+            here = replace(site, store=store, timeout=timedelta(seconds=timeout_s), give_up=give_up)
+            block_size = hosts.block_size(site.hosts, options.node_size)
+            return Communicator(connect(here, options), options, block_size, site.name)
+        except DetcommError:
+            raise
+        except Exception as error:  # of the store, which may have ended: the other ranks must learn of it
+            reason = str(error).partition("\n")[0]
+            raise TransportError(f"group {site.name}: rank {site.rank} could not connect: {reason}") from error
 
 
 def _make_cuda(site: Site, options: Options, group: Group) -> "CudaGroup":

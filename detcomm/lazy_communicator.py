@@ -60,7 +60,6 @@ class LazyCommunicator:
             made = started.take_or_abandon()
             if made and self._failure is None:
                 self.made = made[0]
-                self._connect = None
                 return made[0]
         if made:
             made[0].close()
@@ -81,7 +80,7 @@ class LazyCommunicator:
             self._failure = self._failure or "it was closed"
             made = self.made
         self._changed.set()
-        self._connect = None  # it holds network devices, which cost descriptors until the last reference is gone
+        self._connect = None  # it holds network devices and a connection, which are released with the last reference
         if made is not None:
             made.close()
 

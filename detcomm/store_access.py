@@ -7,10 +7,12 @@ everybody polls ``check``. Works for TCPStore, FileStore, HashStore and prefixes
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 from torch.distributed import PrefixStore, Store
 
@@ -18,6 +20,9 @@ _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.02
 _KEYS_AT_ONCE = 64
 """All ranks ask one server: a round trip for many keys, but no long requests again and again in large groups."""
+
+_shared: "WeakValueDictionary[object, Store]" = WeakValueDictionary()
+_sharing = threading.Lock()
 
 
 def read(store: Store, key: str) -> str | None:
@@ -76,6 +81,21 @@ def own_connection(store: Store) -> Store:
     """A client of the same store whose operations wait for nobody else's."""
     connected: Store = cast(Any, store).clone()  # torch's stubs do not know it
     return connected
+
+
+def shared_connection(store: Store) -> Store:
+    """A client of the store below all prefixes, one for all in this process who poll it; lives while somebody holds it.
+
+    Connecting anew each time may take long: torch asks a name server, which may not answer.
+    """
+    root = root_of(store)
+    port = getattr(root, "port", None)
+    key = (os.getpid(), id(root) if port is None else (getattr(root, "host", None), port))
+    with _sharing:
+        shared = _shared.get(key)
+        if shared is None:
+            shared = _shared[key] = own_connection(root)
+        return shared
 
 
 def serves(store: Store) -> bool:

@@ -18,6 +18,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "launcher",
             "process_identity",
             "process_ends",
+            "polling_store",
             "request_queue",
             "lifeline",
             "stock_gloo",

@@ -9,6 +9,7 @@ import typer
 
 from detcomm.commands import bench_train  # noqa: F401 - a command of bench
 from detcomm.commands.bench import bench_app
+from detcomm.commands.golden import golden_app
 from detcomm.commands.plan import plan
 from detcomm.commands.probe import probe_command
 from detcomm.commands.verify import verify_command
@@ -35,6 +36,7 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
 app.add_typer(bench_app, name="bench")
+app.add_typer(golden_app, name="golden")
 
 
 def main() -> None:

@@ -10,12 +10,21 @@
 ``detcomm golden check REF RUN`` compares two files. What a digest is: ``docs/golden.md``.
 """
 
-from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from detcomm.golden.digest import Digest, digest
 from detcomm.golden.positions import Grid
 
-__all__ = ["Digest", "Grid", "digest"]
+if TYPE_CHECKING:
+    from detcomm.golden.record import Recorder
 
-if find_spec("torch") is not None:
-    from detcomm.golden.record import Recorder as Recorder
+__all__ = ["Digest", "Grid", "Recorder", "digest"]
+
+
+def __getattr__(name: str) -> Any:
+    """The recorder when it is asked for: it needs torch's DTensor, whose import takes a second."""
+    if name == "Recorder":
+        from detcomm.golden.record import Recorder
+
+        return Recorder
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

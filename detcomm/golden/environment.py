@@ -19,9 +19,6 @@ from detcomm.options import Options
 from detcomm.process_group import ProcessGroup
 from detcomm.version import __version__
 
-MUST_AGREE = ("numerics", "world_size")
-"""Runs that differ in one of these are not comparable: their bits differ by right."""
-
 _PREFIXES = ("DETCOMM_", "NCCL_", "NVTE_", "GLOO_", "MKL_", "CUBLAS_", "CUDNN_")
 _NAMES = ("ATEN_CPU_CAPABILITY", "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS", "PYTHONHASHSEED")
 _NOT = ("DETCOMM_GOLDEN_FILE", "DETCOMM_STARTED_BY", "DETCOMM_NATIVE_LIBRARY")
@@ -34,8 +31,10 @@ def describe(group: dist.ProcessGroup | None, devices: Iterable[torch.device]) -
         group: the default group, or ``None``.
         devices: on which the recorded tensors lie.
     """
+    devices = list(devices)
+    types = {device.type for device in devices}
     return {
-        "numerics": _numerics(group),
+        "numerics": _numerics(group, "cpu" if types == {"cpu"} else min(types - {"cpu"}, default="cpu")),
         "world_size": 1 if group is None else dist.get_world_size(group),
         "device": sorted({_device_name(device) for device in devices}),
         "detcomm": __version__,
@@ -55,18 +54,18 @@ def describe(group: dist.ProcessGroup | None, devices: Iterable[torch.device]) -
     }
 
 
-def _numerics(group: dist.ProcessGroup | None) -> list[str]:
-    """What reduces in the groups of this rank: ``cpu: detcomm tree/1:float32``, ``cuda: nccl``, each once."""
+def _numerics(group: dist.ProcessGroup | None, device: str) -> list[str]:
+    """What reduces tensors of ``device`` in this rank's groups, each once: ``detcomm tree/1:float32``, ``nccl``."""
     if group is None:
         return []
     groups = list(dist.distributed_c10d._world.pg_map)
-    return sorted({text for each in [group, *groups] for text in _reducers(each)})
+    backends = (backend for each in [group, *groups] for own, backend in _backends(each) if own == device)
+    return sorted({_reducer(backend) for backend in backends})
 
 
-def _reducers(group: dist.ProcessGroup) -> Iterable[str]:
-    for device, backend in _backends(group):
-        options = _detcomm_options(backend)
-        yield f"{device}: {backend.name()}" + (f" {options.numerics_id}" if options else "")
+def _reducer(backend: Any) -> str:
+    options = _detcomm_options(backend)
+    return f"{backend.name()}" + (f" {options.numerics_id}" if options else "")
 
 
 def _options(group: dist.ProcessGroup | None) -> dict[str, Any]:

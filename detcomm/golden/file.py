@@ -23,6 +23,9 @@ import attrs
 from detcomm.errors import UsageError
 
 FORMAT = "detcomm-golden/1"
+FILE_VARIABLE = "DETCOMM_GOLDEN_FILE"
+"""Where to record; set by ``detcomm golden record``, and stronger than a script's own path."""
+
 PARTIAL_SUFFIX = ".partial"
 """Of a file that is being written; the name goes when the run has ended well."""
 
@@ -184,6 +187,8 @@ def read(path: Path) -> GoldenRun:
             elif "summary" in record:
                 if record["step"] in steps:
                     raise UsageError(f"{path}:{number}: step {record['step']} a second time")
+                if header["detail"] == "tensors":
+                    _check_summary(path, number, record["summary"], open_step)
                 steps[record["step"]] = Step(record["step"], record["loss"], record["summary"], open_step)
                 open_step = {}
         environment, config, detail = header["environment"], header["config"], header["detail"]
@@ -192,6 +197,15 @@ def read(path: Path) -> GoldenRun:
     if not steps:
         raise UsageError(f"{path}: no step was recorded")
     return GoldenRun(detail, environment, config, steps, complete="end" in records[-1])
+
+
+def _check_summary(path: Path, number: int, summary: dict[str, str], tensors: Mapping[tuple[str, str], Tensor]) -> None:
+    by_kind: dict[str, dict[str, Tensor]] = {}
+    for (kind, name), tensor in tensors.items():
+        by_kind.setdefault(kind, {})[name] = tensor
+    for kind in summary.keys() | by_kind.keys():
+        if summary.get(kind) != summarise(by_kind.get(kind, {})):
+            raise UsageError(f"{path}:{number}: the summary of {kind} does not fit its tensors: the file was changed")
 
 
 def _parse(path: Path, number: int, line: str) -> dict[str, Any]:

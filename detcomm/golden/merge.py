@@ -103,7 +103,7 @@ class Merger:
         if counted:
             rows, wholes = (torch.tensor(column, device=self._device) for column in zip(*counted, strict=True))
             totals.index_add_(0, wholes, values[rows])
-        if self.world_size > 1:
+        if self.world_size > 1 and len(totals):
             dist.all_reduce(totals, dist.ReduceOp.SUM, group=self._group)
         digests = [Digest((first & MASK, second & MASK)) for first, second in totals.tolist()]
         return [attrs.evolve(whole, digest=each) for whole, each in zip(self._layout.wholes, digests, strict=True)]

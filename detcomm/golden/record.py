@@ -22,16 +22,16 @@ from torch.distributed.tensor import DTensor
 
 from detcomm.errors import UnsupportedError, UsageError
 from detcomm.golden import contents, environment
-from detcomm.golden.file import DETAILS, Detail, Step, Tensor, Writer, summarise
+from detcomm.golden.file import DETAILS, FILE_VARIABLE, Detail, Step, Tensor, Writer, summarise
 from detcomm.golden.merge import Merger, Part, Replicas, Whole
 from detcomm.golden.positions import Run
 from detcomm.golden.tensors import device_lanes, locate
 
-FILE_VARIABLE = "DETCOMM_GOLDEN_FILE"
-"""Where to record; set by ``detcomm golden record``, and stronger than a script's own path."""
-
 KINDS = ("loss", "gradients", "optimizer", "weights")
-"""In the order in which a step computes them; a difference is reported at the first."""
+"""In the order in which a step computes them; a difference is reported at the first. Other kinds come before."""
+
+_commanded: set[str] = set()
+"""Files of ``FILE_VARIABLE`` that a recorder of this process has begun: a second one would write over it."""
 
 _LOSS_BITS = "loss bits"
 
@@ -60,7 +60,8 @@ class Recorder:
         if detail not in DETAILS:
             raise UsageError(f"detail: expected one of {', '.join(DETAILS)}, got {detail!r}")
         _check_replicas(replicas)
-        given = os.environ.get(FILE_VARIABLE) or path
+        self._commanded = os.environ.get(FILE_VARIABLE)
+        given = self._commanded or path
         self._path = None if given is None else Path(given)
         self._config = dict(config or {})
         self._detail: Detail = detail
@@ -219,11 +220,15 @@ class Recorder:
     def _open(self) -> str | None:
         """Begin the file; why it cannot be begun, for the other ranks."""
         assert self._path is not None
+        if self._commanded is not None and self._commanded in _commanded:
+            return f"{FILE_VARIABLE}: a second recorder would write over {self._path}"
         try:
             described = environment.describe(self._running_group(), self._devices)
             self._writer = Writer(self._path, self._detail, described, self._config)
         except UsageError as error:
             return str(error)
+        if self._commanded is not None:
+            _commanded.add(self._commanded)
         return None
 
 

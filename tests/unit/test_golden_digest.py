@@ -2,6 +2,7 @@
 """The digest of golden runs: against an oracle in plain Python, over types, parts and devices' arithmetic; controls."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,13 +67,21 @@ def _on_device(tensor: torch.Tensor, offset: int = 0) -> Digest:
     return Digest((first % TWO_64, second % TWO_64))
 
 
-def test_the_test_vector_of_the_documentation() -> None:
+def test_the_test_vectors_of_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "golden.md").read_text()
     values = np.array([0.0, -0.0, 1.0, -2.5, np.inf], dtype=np.float32)
-    assert str(digest(values)) == _oracle(values.tobytes(), 4) == VECTOR
+    for index, value in enumerate(values):
+        alone = digest(values[index : index + 1], offset=index)
+        assert f"| {index} | `{value.view(np.uint32):08x}` | `{alone}` |" in page
+    for array, says in (
+        (values, "| all | | `{}` |"),
+        (np.array([1 + 2j], np.complex128), "complex128 `[1+2j]`: `{}`"),
+        (np.array([1, 2, 3], np.uint8), "uint8 `[1, 2, 3]`: `{}`"),
+    ):
+        expected = _oracle(array.tobytes(), array.itemsize)
+        assert str(digest(array)) == expected
+        assert says.format(expected) in page
     assert str(digest(np.array([], dtype=np.float32))) == "0" * 32
-
-
-VECTOR = "3125df0dd181d145d94ecde8173d73da"
 
 
 @pytest.mark.parametrize("name", DTYPES)

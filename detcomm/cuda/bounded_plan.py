@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from detcomm.call import Call
 from detcomm.collectives import Collective
-from detcomm.cuda.gathering import gathered_leaves, gathered_results, gathered_shards, has_even_shards
+from detcomm.cuda.gathering import gathered_results, gathered_shards, has_even_shards
 from detcomm.cuda.scratch import largest
 from detcomm.options import Options
 from detcomm.plan import Plan
 from detcomm.planner import PlanOptions, make_plan, resolve_schedule
-from detcomm.schedules import Oneshot, direct
+from detcomm.schedules import direct
 
 LAG = 2
 """A fold may run while the next exchange is under way."""
@@ -22,10 +22,10 @@ LAG = 2
 PIECE_BYTES = 8 << 20
 """Of a pipelined message whose ranks share a host: a fold takes a good part of the time of an exchange there."""
 
-PIECE_BYTES_ACROSS = 32 << 20
+PIECE_BYTES_ACROSS = 64 << 20
 """The same across hosts: a fold takes a hundredth of an exchange, and each exchange begins with a pause."""
 
-GATHER_BYTES = 4 << 20
+GATHER_BYTES = 16 << 20
 """From here on the results of an all-reduce across hosts come back through ncclAllGather."""
 
 _LEAST_PIECE_BYTES = 1 << 16
@@ -82,8 +82,6 @@ def _planner(call: Call, world_size: int, options: Options, block_size: int) -> 
         return lambda rank, piece_bytes: gathered_shards(plan_of(call, rank, "direct"))
     plan_options = PlanOptions(options.order, options.accumulate, "auto", None, block_size, LAG)
     schedule = resolve_schedule(call, world_size, plan_options)
-    if call.collective is Collective.ALL_REDUCE and schedule == Oneshot() and world_size > 2:
-        return lambda rank, piece_bytes: gathered_leaves(plan_of(call, rank, "oneshot"))
     crosses_hosts = block_size < world_size
     is_long = call.count * call.dtype.itemsize >= GATHER_BYTES
     is_direct = schedule == direct(world_size) and options.association != "ring"

@@ -32,31 +32,6 @@ def gathered_shards(plan: Plan) -> Plan:
     return replace(plan, schedule="ncclAllGather", scratch_bytes=0, steps=(PlanStep(gather=whole),))
 
 
-def gathered_leaves(plan: Plan) -> Plan:
-    """A plan of one step whose messages are the same leaf to all ranks, with a gather in their place.
-
-    Any other plan comes back as it is.
-    """
-    if len(plan.steps) != 1:
-        return plan
-    (step,) = plan.steps
-    sent = {message.region for message in step.sends}
-    num_peers = plan.world_size - 1
-    if len(sent) != 1 or len(step.sends) != num_peers or step.packs or step.unpacks:
-        return plan
-    (own,) = sent
-    size = own.num_bytes
-    if [message.region.num_bytes for message in step.recvs] != [size] * num_peers:
-        return plan
-    moved = {message.region: Region(Space.SCRATCH, message.peer * size, size) for message in step.recvs}
-    folds = tuple(
-        replace(fold, inputs=tuple(moved.get(region, region) for region in fold.inputs)) for fold in step.folds
-    )
-    gather = Copy(own, Region(Space.SCRATCH, 0, plan.world_size * size))
-    steps = (PlanStep(gather=gather, folds=folds),)
-    return replace(plan, schedule=f"{plan.schedule}, ncclAllGather", scratch_bytes=gather.dst.num_bytes, steps=steps)
-
-
 def gathered_results(call: Call, piece_elems: int, world_size: int, make_part: Callable[[Call, str], Plan]) -> Plan:
     """An all-reduce by the direct schedule whose second half, the way back of the results, is a gather.
 

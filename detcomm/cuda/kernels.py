@@ -18,7 +18,7 @@ THREADS = 256
 MAX_OPERANDS = 480
 """``DC_CUDA_MAX_OPERANDS``: what the parameters of a kernel have room for."""
 
-_BLOCKS_PER_PROCESSOR = 8
+_MOST_BLOCKS = (1 << 31) - 1
 _COPY_BYTES_PER_BLOCK = 1 << 16
 _MOST_COPY_BLOCKS = 64
 
@@ -113,9 +113,12 @@ class Kernels:
         return self._kernel("premultiply.cu", "dc_premultiply", {"DC_LEAF": _CODECS[dtype]})
 
     def fold_blocks(self, count: int, item_bytes: int) -> int:
-        """Blocks for a fold of ``count`` elements whose leaves have ``item_bytes``."""
+        """Blocks for a fold of ``count`` elements whose leaves have ``item_bytes``: a thread for 16 bytes of a leaf.
+
+        A fold has no work to share between them, and many short blocks keep memory busier than a few that loop.
+        """
         num_vectors = -(-count * item_bytes // 16)
-        return max(1, min(-(-num_vectors // THREADS), self.num_processors * _BLOCKS_PER_PROCESSOR))
+        return max(1, min(-(-num_vectors // THREADS), _MOST_BLOCKS))
 
     def launch(self, kernel: int, num_blocks: int, stream: int, *parameters: Any) -> None:
         """Launch a kernel by itself, outside a program.

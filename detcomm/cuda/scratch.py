@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group's scratch on a GPU: memory that stays from call to call, in a few sizes that together keep within a bound.
+"""A group's scratch on a GPU: memory that stays from call to call, in two sizes that together keep within a bound.
 
-What has been outgrown may still be in use by earlier calls. So the sizes add up to the bound: even if all of them are
-alive at once, it holds. Knows torch only through the function that allocates.
+What has been outgrown may still be in use by earlier calls. So the sizes add up to the bound: even while both are
+alive, it holds. Knows torch only through the function that allocates.
 """
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
-_SIXTEENTHS = (1, 3, 12)
+_SIXTEENTHS = (2, 14)
 
 
 class Block(Protocol):

@@ -25,11 +25,6 @@ constexpr int kMostInRegisters = 16;
 constexpr bool kRound = DC_ROUND && Leaf::kNarrow && Op::kRounds;
 constexpr int kElems = 16 / sizeof(Leaf::Stored);  // of one 16-byte access to a leaf
 constexpr int kPartialWords = kElems * sizeof(Partial::Stored) / 4;
-#ifdef DC_UNROLL  // to be measured
-constexpr int kUnroll = DC_UNROLL;
-#else
-constexpr int kUnroll = kNumInputs <= 2 ? 4 : kNumInputs <= 4 ? 2 : 1;
-#endif
 
 struct Flags {
   bool leaf[kNumInputs];
@@ -230,17 +225,7 @@ DC_KERNEL(256) dc_fold(DC_ARGUMENT Operands operands, u8* output, u64 count, u64
   u64 done = 0;
   if constexpr (kNumInputs <= kMostInRegisters) {
     const u64 num_vectors = is_aligned(operands, output) ? count / kElems : 0;
-    u64 vector = first_index();
-    if constexpr (kUnroll > 1) {
-      for (; vector + (kUnroll - 1) * stride < num_vectors; vector += kUnroll * stride) {
-        Loaded loaded[kUnroll];
-#pragma unroll
-        for (int u = 0; u < kUnroll; ++u) load_operands<0>(operands, vector + u * stride, &loaded[u]);
-#pragma unroll
-        for (int u = 0; u < kUnroll; ++u) store_vector(loaded[u], output, vector + u * stride, divisor);
-      }
-    }
-    for (; vector < num_vectors; vector += stride) {
+    for (u64 vector = first_index(); vector < num_vectors; vector += stride) {
       Loaded loaded;
       load_operands<0>(operands, vector, &loaded);
       store_vector(loaded, output, vector, divisor);

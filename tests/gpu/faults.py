@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that dies or does not come while others wait for it on the GPU: nobody hangs."""
 
+import faulthandler
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ VICTIM = 1
 
 def peer_dies(rank: int, world_size: int, notes: str) -> str:
     """The others' processes end by SIGABRT, and say why. The death's time and their words go to files in ``notes``."""
+    faulthandler.disable()  # it would walk the threads' stacks at SIGABRT, and may crash on the way
     os.dup2(os.open(f"{notes}/stderr-{rank}", os.O_CREAT | os.O_WRONLY), 2)
     device = start(rank, world_size)
     tensor = torch.ones(1 << 20, device=device)

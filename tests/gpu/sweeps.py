@@ -10,7 +10,6 @@ import torch.distributed as dist
 from detcomm.collectives import DType, ReduceOp
 from detcomm.cuda import bounded_plan
 from detcomm.cuda.device import kernels_of
-from detcomm.cuda.kernels import fold_defines
 from detcomm.fold_spec import FoldSpec
 from detcomm.options import Options
 from tests.gpu.collectives import start
@@ -18,7 +17,6 @@ from tests.gpu.speed import in_turn, median_s
 
 PIECES_MIB = (8, 16, 32, 64)
 BLOCKS_PER_PROCESSOR = (4, 8, 16, 32, 1 << 20)
-UNROLLS = (1, 2, 4, 8)
 
 
 def chunks(rank: int, world_size: int) -> list[str]:
@@ -49,7 +47,7 @@ def short(rank: int, world_size: int) -> list[str]:
     device = start(rank, world_size)
     usual = bounded_plan.GATHER_BYTES
     groups: dict[str, Any] = {"stock": dist.new_group(backend="nccl")}
-    for schedule in ("auto", "oneshot", "direct", "halving", "binomial"):
+    for schedule in ("oneshot", "direct", "halving", "binomial"):
         groups[schedule] = dist.new_group(backend="detcomm", pg_options=Options(schedule=schedule))
     gathering = dist.new_group(backend="detcomm")
     lines = []
@@ -72,7 +70,7 @@ def _told(device_ms: dict[str, float]) -> str:
 
 
 def blocks(rank: int, world_size: int) -> list[str]:
-    """The fold kernel by vectors a thread and blocks a multiprocessor, as shares of a device copy; 128 MiB operands."""
+    """The fold kernel by blocks a multiprocessor, as shares of a device copy; 128 MiB operands."""
     torch.cuda.set_device(0)
     kernels = kernels_of(0)
     stream = torch.cuda.current_stream().cuda_stream
@@ -84,19 +82,18 @@ def blocks(rank: int, world_size: int) -> list[str]:
         for num_inputs in (2, 3, 4, 8):
             operands = [torch.randn(num_bytes // 4, device="cuda").view(torch.uint8) for _ in range(num_inputs)]
             output = torch.empty_like(operands[0])
-            defines = fold_defines(FoldSpec(ReduceOp.SUM, dtype, "float32", "tree", (True,) * num_inputs, True))
+            spec = FoldSpec(ReduceOp.SUM, dtype, "float32", "tree", (True,) * num_inputs, True)
             arguments: list[Any] = [
                 (ctypes.c_uint64 * num_inputs)(*[operand.data_ptr() for operand in operands]),
                 ctypes.c_uint64(output.data_ptr()),
                 ctypes.c_uint64(num_bytes // dtype.itemsize),
                 ctypes.c_uint64(1),
             ]
-            for unroll in UNROLLS if num_inputs == 2 else (1, 2):
-                kernel = kernels._kernel("fold.cu", "dc_fold", defines | {"DC_UNROLL": str(unroll)})
-                shares = []
-                for each in BLOCKS_PER_PROCESSOR:
-                    num_blocks = min(each * kernels.num_processors, -(-num_bytes // 16 // 256 // unroll))
-                    seconds = median_s(lambda k=kernel, b=num_blocks, a=arguments: kernels.launch(k, b, stream, *a), 9)
-                    shares.append(f"{min(each, 9999)}: {(num_inputs + 1) * num_bytes / seconds / copy:.3f}")
-                lines.append(f"fold {num_inputs} x {dtype.value}, {unroll} vectors, by blocks: {', '.join(shares)}")
+            kernel = kernels.fold(spec)
+            shares = []
+            for each in BLOCKS_PER_PROCESSOR:
+                num_blocks = min(each * kernels.num_processors, num_bytes // 16 // 256)
+                seconds = median_s(lambda k=kernel, b=num_blocks, a=arguments: kernels.launch(k, b, stream, *a), 9)
+                shares.append(f"{min(each, 9999)}: {(num_inputs + 1) * num_bytes / seconds / copy:.3f}")
+            lines.append(f"fold {num_inputs} x {dtype.value}, by blocks: {', '.join(shares)}")
     return lines

@@ -50,21 +50,6 @@ def test_results_may_be_gathered_by_nccl(
         assert program.counts.sent_bytes == program.plan.sent_bytes == (world_size - 1) * sent
 
 
-@pytest.mark.parametrize("association", ["tree", "linear", "ring"])
-@pytest.mark.parametrize("world_size", [3, 5, 8])
-@pytest.mark.parametrize("in_place", [False, True])
-def test_leaves_of_a_short_message_are_gathered_by_nccl(association: str, world_size: int, in_place: bool) -> None:
-    given = inputs.make("float32", 1001, world_size)
-    call = Call(Collective.ALL_REDUCE, DType.FLOAT32, 1001, ReduceOp.SUM)
-    options = Options(association=association)
-    outputs, gpus, programs = fake_gpu_world.run(call, options, [inputs.bits(one) for one in given], in_place)
-    for output in outputs:
-        assert np.array_equal(output, inputs.bits(oracle.reduce(given, "float32", "sum", association=association)))
-    for gpu, program in zip(gpus, programs, strict=True):
-        assert [name for name, *_ in gpu.calls] == ["cuCtxSetCurrent", "ncclAllGather", "cuLaunchKernel"]
-        assert program.counts.sent_bytes == program.plan.sent_bytes == (world_size - 1) * 1001 * 4
-
-
 def test_an_all_gather_of_even_shards_is_one_of_nccl() -> None:
     for shards, is_one in [((77,) * 4, True), ((77, 76, 78, 77), False)]:
         call = Call(Collective.ALL_GATHER, DType.UINT8, sum(shards), None, shards)

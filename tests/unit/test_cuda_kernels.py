@@ -22,6 +22,7 @@ from detcomm.cuda.native import MAX_COPIES
 from detcomm.errors import NativeError, UnsupportedError
 from detcomm.fold_spec import FoldSpec
 from tests import inputs, oracle
+from tests.gpu import assembly
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("g++") or shutil.which("c++")
@@ -254,6 +255,20 @@ def test_the_assembly_says_how_each_operation_rounds(
     wrong = [name for name in arithmetic if ".rn." not in name or ".ftz" in name or name.startswith(("fma", "mad"))]
     assert not wrong
     assert ".ftz" not in ptx
+
+
+@pytest.mark.skipif(
+    not _has_nvrtc() or assembly.cuobjdump() is None,
+    reason="no NVRTC or cuobjdump here: pip install nvidia-cuda-nvrtc nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm",
+)
+def test_the_machine_code_of_sums_neither_fuses_nor_flushes() -> None:
+    """And of an average, whose division is made of FMAs: so that the reader is known to see them."""
+    for name, machine_code in assembly.sums(("NVRTC",)):
+        assert assembly.wrong_instructions(machine_code) == [], name
+    spec = FoldSpec(ReduceOp.AVG, DType.FLOAT32, "float32", "tree", (True,) * 3, True, 3)
+    defines = "".join(f"#define {name} {value}\n" for name, value in fold_defines(spec).items())
+    average = cuda_compile.compile_text(f'{defines}#include "fold.cu"\n', "sm_90").cubin
+    assert "FFMA" in assembly.wrong_instructions(assembly.disassembled(average))
 
 
 @pytest.mark.skipif(not _has_nvrtc(), reason="no NVRTC here: pip install nvidia-cuda-nvrtc")

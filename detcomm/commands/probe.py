@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from detcomm.association import NAMES, Association
-from detcomm.collectives import Collective
+from detcomm.collectives import Collective, ReduceOp
 from detcomm.commands import lists
 from detcomm.commands.ranks import JsonOption, NprocOption, take_place, writable
 from detcomm.errors import UsageError
@@ -62,6 +62,8 @@ def probe_command(
         check_can_draw(drawing)
     place = take_place(nproc, over_mpi=backend == "mpi")
     examined = examine(backend, device, lists.split(imports))
+    if refusals := [why for dtype in types if (why := examined.refusal(ReduceOp.SUM, dtype)) is not None]:
+        raise UsageError(f"--dtypes: {refusals[0]}")
     console = Console(quiet=not place.speaks)
     if root >= examined.world_size:
         raise UsageError(f"--root: expected a rank below {examined.world_size}, got {root}")

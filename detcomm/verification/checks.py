@@ -91,28 +91,50 @@ def _contribution(dtype: DType, count: int, rank: int, world_size: int) -> Bytes
     return data
 
 
-def check_runs(records: Records, reducer: Reducer, subject: Subject, expected: Bytes) -> None:
+@dataclass(frozen=True)
+class Under:
+    """A schedule under which a subject is checked, and what it is able to do.
+
+    Attributes:
+        name: for people; empty for what detcomm chooses by itself.
+        collectives: which collectives the schedule has.
+        num_runs: repetitions.
+        is_brief: whether a prefix and a piece stand for all sizes.
+    """
+
+    name: str = ""
+    collectives: frozenset[Collective] = frozenset(Collective)
+    num_runs: int = NUM_RUNS
+    is_brief: bool = False
+
+    def tell(self, how: str) -> str:
+        return f"{self.name}: {how}" if self.name else how
+
+
+def check_runs(records: Records, reducer: Reducer, subject: Subject, expected: Bytes, under: Under) -> None:
     """The same reduction again, some ranks late."""
-    for run in range(NUM_RUNS):
+    for run in range(under.num_runs):
         time.sleep(0.001 * ((reducer.rank * 3 + run) % 4))
         result = subject.reduce(reducer, Collective.ALL_REDUCE)
-        how = f"run {run + 2} of {NUM_RUNS + 1}"
+        how = under.tell(f"run {run + 2} of {under.num_runs + 1}")
         records.compare(subject.row(Guarantee.RUN), subject.op, how, result, expected)
 
 
-def check_sizes(records: Records, reducer: Reducer, subject: Subject, expected: Bytes) -> None:
+def check_sizes(records: Records, reducer: Reducer, subject: Subject, expected: Bytes, under: Under) -> None:
     """Parts of the message as messages of their own: prefixes, and pieces from its midst and its end."""
     count = subject.count
     parts = [(0, 1), (0, 17), (0, count // 2)]
     by_position = subject.contract is not None and subject.contract.by_position
     if not by_position:
         parts += [(1, 8), (count // 3, count // 3 + 129), (count - 5, count)]
+    if under.is_brief:
+        parts = [parts[2], *parts[4:5]]
     for start, stop in parts:
         result = subject.reduce(reducer, Collective.ALL_REDUCE, start, stop)
         records.compare(
             subject.row(Guarantee.SIZE),
             subject.op,
-            f"elements [{start},{stop}) alone",
+            under.tell(f"elements [{start},{stop}) alone"),
             result,
             subject.part(expected, start, stop),
             first=start,
@@ -120,21 +142,23 @@ def check_sizes(records: Records, reducer: Reducer, subject: Subject, expected: 
         )
 
 
-def check_compositions(records: Records, reducer: Reducer, subject: Subject, expected: Bytes) -> None:
+def check_compositions(records: Records, reducer: Reducer, subject: Subject, expected: Bytes, under: Under) -> None:
     """Reduce-scatter then all-gather; reduce to one rank then broadcast."""
     row = subject.row(Guarantee.COMPOSITION)
     by_position = subject.contract is not None and subject.contract.by_position
     count = subject.count // subject.world_size * subject.world_size
-    if not by_position:
+    if not by_position and under.collectives >= {Collective.REDUCE_SCATTER, Collective.ALL_GATHER}:
         shard = subject.reduce(reducer, Collective.REDUCE_SCATTER, 0, count)
         whole = reducer.all_gather(shard)
-        how = "reduce-scatter, then all-gather"
+        how = under.tell("reduce-scatter, then all-gather")
         records.compare(row, subject.op, how, whole, subject.part(expected, 0, count))
+    if Collective.REDUCE not in under.collectives:
+        return
     root = subject.world_size - 1
     reduced = subject.reduce(reducer, Collective.REDUCE, root=root)
     if reducer.rank != root:
         reduced = np.zeros_like(expected)
-    how = f"reduce to rank {root}, then broadcast"
+    how = under.tell(f"reduce to rank {root}, then broadcast")
     records.compare(row, subject.op, how, reducer.broadcast(reduced, root), expected, partly=by_position)
 
 

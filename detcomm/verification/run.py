@@ -11,11 +11,14 @@ from detcomm.association import Association
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.golden_vectors import GoldenCase, cases, numerics_ids
+from detcomm.errors import ScheduleError
 from detcomm.reducers import Examined, Reducer
+from detcomm.schedules import parse
 from detcomm.transports.base import Bytes
 from detcomm.tuning import legal_schedules
 from detcomm.verification.checks import (
     Subject,
+    Under,
     check_compositions,
     check_control,
     check_once,
@@ -111,16 +114,41 @@ def _verify_contract(examined: Examined, scope: Scope, contract: Contract | None
                 how = f"on {examined.device}"
                 records.compare(subject.row(Guarantee.DEVICE), subject.op, how, own, bits)
             bits = expected.setdefault((subject.op, subject.dtype), own if bits is None else bits)
-            check_runs(records, reducer, subject, bits)
-            check_sizes(records, reducer, subject, bits)
-            check_compositions(records, reducer, subject, bits)
+            _check_all(records, reducer, subject, bits, Under())
     _compare_ranks(examined, records, subjects, digests)
     for guarantee, how, order, options in _variations(examined, scope, contract):
         say(f"{label}: {guarantee.value}, {how}")
+        under = None
+        if contract is not None and guarantee is Guarantee.SCHEDULE:
+            able = _collectives_of(options.schedule, contract.association, examined.world_size)
+            under = Under(how, able, num_runs=1, is_brief=True)
         with examined.opened(order, options) as reducer:
             assert reducer is not None
             for subject in subjects:
-                check_once(records, reducer, subject, guarantee, how, expected[subject.op, subject.dtype])
+                bits = expected[subject.op, subject.dtype]
+                check_once(records, reducer, subject, guarantee, how, bits)
+                if under is not None:
+                    _check_all(records, reducer, subject, bits, under)
+
+
+def _check_all(records: Records, reducer: Reducer, subject: Subject, expected: Bytes, under: Under) -> None:
+    """What is guaranteed of one group, whatever its schedule."""
+    check_runs(records, reducer, subject, expected, under)
+    check_sizes(records, reducer, subject, expected, under)
+    check_compositions(records, reducer, subject, expected, under)
+
+
+def _collectives_of(schedule: str, association: Association, world_size: int) -> frozenset[Collective]:
+    """The collectives that a schedule has under an association."""
+
+    def has(collective: Collective) -> bool:
+        try:
+            parse(schedule, world_size).check(collective, association, world_size)
+        except ScheduleError:
+            return False
+        return True
+
+    return frozenset(collective for collective in Collective if has(collective))
 
 
 def _subjects(examined: Examined, scope: Scope, contract: Contract | None, label: str) -> Iterator[Subject]:

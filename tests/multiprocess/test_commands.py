@@ -139,6 +139,8 @@ def test_mpi_is_probed_under_its_own_launcher(tmp_path: Path) -> None:
     (probed,) = json.loads(file.read_text())["probings"]
     assert probed["precision"] == "added in float32"
     assert probed["ranges"][-1]["stop"] == 64
+    refused = _detcomm("probe", "--nproc", "2", "--backend", "mpi", "--dtypes", "bfloat16", exit_code=2)
+    assert "MPI has no bfloat16" in refused
 
 
 def test_a_backend_that_torch_does_not_know_is_refused() -> None:

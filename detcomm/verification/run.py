@@ -10,8 +10,8 @@ import numpy as np
 from detcomm.association import Association
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
-from detcomm.golden_vectors import GoldenCase, cases, numerics_ids
 from detcomm.errors import ScheduleError
+from detcomm.golden_vectors import GoldenCase, cases, numerics_ids
 from detcomm.reducers import Examined, Reducer
 from detcomm.schedules import parse
 from detcomm.transports.base import Bytes

@@ -227,12 +227,13 @@ class Movement:
     def _splits_in_bytes(self, name: str, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
         world_size = self.inner.size() if self.inner is not None else 1
         num_rows = tensor.size(0) if tensor.dim() else 1
+        splits = [int(split) for split in splits]  # stock groups take NumPy's arrays too, and Megatron gives them
         if not splits:
             if num_rows % world_size:
                 raise UsageError(f"{name}: {num_rows} rows do not divide evenly over {world_size} ranks")
             splits = [num_rows // world_size] * world_size
         if len(splits) != world_size or sum(splits) != num_rows:
-            raise UsageError(f"{name}: expected {world_size} splits of {num_rows} rows, got {list(splits)}")
+            raise UsageError(f"{name}: expected {world_size} splits of {num_rows} rows, got {splits}")
         row_bytes = tensor.numel() * tensor.element_size() // max(num_rows, 1)
         return [split * row_bytes for split in splits]
 

@@ -40,6 +40,17 @@ Environment = Mapping[str, str | None]
 """Variables to set on a rank; ``None`` removes one."""
 
 
+_PRELOADED = ["torch", "torch.distributed", "numpy", "attrs", "pytest", "hypothesis", "tests.rank_process"]
+
+
+def preload(*modules: str) -> None:
+    """Import ``modules`` in the server that ranks are forked from, for tests whose imports take seconds.
+
+    Called by a test module when it is imported: so only in sessions that run its tests, and before the server starts.
+    """
+    _PRELOADED.extend(module for module in modules if module not in _PRELOADED)
+
+
 class RankFailure(AssertionError):
     """A rank raised, died or did not finish; the text holds what is needed to find out why."""
 
@@ -70,9 +81,10 @@ def run(
     timeout_s: float = TIMEOUT_S,
     may_die: bool = False,
     store_host: Literal["launcher", "rank0"] = "launcher",
+    daemon: bool = True,
 ) -> list[Any]:
     """Run ``function(rank, world_size, *args)`` on fresh ranks; see ``Ranks.run``."""
-    with Ranks(world_size, store_host=store_host) as ranks:
+    with Ranks(world_size, store_host=store_host, daemon=daemon) as ranks:
         return ranks.run(function, *args, env=env, timeout_s=timeout_s, may_die=may_die)
 
 
@@ -83,10 +95,14 @@ class Ranks:
         world_size: how many.
         store_host: who serves the rendezvous store: this process, as under torchrun, or rank 0, as under plain
             ``init_process_group``; then the store dies with rank 0.
+        daemon: a rank ends with this process. Those that start processes of their own must not be daemons.
     """
 
-    def __init__(self, world_size: int, *, store_host: Literal["launcher", "rank0"] = "launcher") -> None:
+    def __init__(
+        self, world_size: int, *, store_host: Literal["launcher", "rank0"] = "launcher", daemon: bool = True
+    ) -> None:
         self.world_size = world_size
+        self._daemon = daemon
         self._store_host = store_host
         self._stores: list[TCPStore] = []
         self._ranks: list[_Rank] = []
@@ -166,7 +182,7 @@ class Ranks:
             ours, theirs = context.Pipe()
             output = Path(self._folder.name) / f"rank{index}-{self._num_runs}.txt"
             output.touch()
-            process = context.Process(target=rank_process.main, args=(theirs, str(output)), daemon=True)
+            process = context.Process(target=rank_process.main, args=(theirs, str(output)), daemon=self._daemon)
             process.start()
             theirs.close()
             self._ranks.append(_Rank(process, ours, output))
@@ -240,7 +256,5 @@ def _context() -> ForkServerContext:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch", "torch.distributed", "numpy", "attrs", "pytest", "hypothesis", "tests.rank_process"]
-    )
+    context.set_forkserver_preload(_PRELOADED)
     return context

@@ -15,7 +15,6 @@ import numpy as np
 
 from detcomm.agreement import Agreement
 from detcomm.call import Call
-from detcomm.collectives import ReduceOp
 from detcomm.errors import MismatchError, TransportError, UsageError
 from detcomm.executor import PreparedPlan
 from detcomm.fold import premultiply
@@ -23,30 +22,11 @@ from detcomm.header import call_text, digest, header_for
 from detcomm.memory import address, may_run_in_place
 from detcomm.options import Options
 from detcomm.planner import PlanOptions, make_plan
-from detcomm.transports.base import Bytes, NativeCollectives, Transport
+from detcomm.request import Request, Requirements
+from detcomm.transports.base import Bytes, NativeCollectives, PreparedCall, Transport
 
 CACHED_PLANS = 256
-CACHED_CALLS = 1024
 _ALIGNMENT_BYTES = 64
-
-
-class Request(NamedTuple):
-    """One collective and its memory on this rank.
-
-    Attributes:
-        call: what all ranks must agree on.
-        input: ``call.input_count(rank)`` elements.
-        output: ``call.output_count(rank)`` elements; may share memory with ``input`` in any way.
-        factor: this rank's own factor, for PREMUL_SUM alone.
-        label: the element type as the caller knows it, where it differs from ``call.dtype`` (``complex64``);
-            agreed on too.
-    """
-
-    call: Call
-    input: Bytes
-    output: Bytes
-    factor: float | None = None
-    label: str = ""
 
 
 class _Prepared(NamedTuple):
@@ -55,24 +35,6 @@ class _Prepared(NamedTuple):
     plan: PreparedPlan | None
     header: bytes
     text: str
-
-
-class _Expected(NamedTuple):
-    """What the memory and the factor of a call must be on this rank."""
-
-    call: Call
-    input_bytes: int
-    output_bytes: int
-    takes_factor: bool
-
-    def refuse(self, request: Request) -> NoReturn:
-        """Say what does not fit."""
-        name = self.call.text()
-        if request.input.size != self.input_bytes:
-            raise UsageError(f"{name}: expected an input of {self.input_bytes} bytes, got {request.input.size}")
-        if request.output.size != self.output_bytes:
-            raise UsageError(f"{name}: expected an output of {self.output_bytes} bytes, got {request.output.size}")
-        raise UsageError(f"{name}: expected {'a' if self.takes_factor else 'no'} factor, got {request.factor}")
 
 
 class Communicator:
@@ -103,7 +65,7 @@ class Communicator:
         self._native = transport.native_collectives if options.schedule == "auto" else None
         self._options_digest = digest(str(attrs.astuple(attrs.evolve(options, timeout=None))))
         self._agreement = Agreement(transport, name)
-        self._expected: dict[int, _Expected] = {}
+        self._requirements = Requirements(self.rank, self.world_size)
         self._prepared = lru_cache(maxsize=CACHED_PLANS)(self._prepare)
         self._scratch: Bytes = np.empty(0, dtype=np.uint8)
         self._failure: str | None = None
@@ -141,7 +103,7 @@ class Communicator:
         if self._failure is not None:
             raise TransportError(f"group {self.name} is unusable since an earlier error: {self._failure}")
         for request in requests:
-            self._check(request)
+            self._requirements.check(request)
         if self.world_size == 1:
             self.sequence += 1
             for request in requests:
@@ -154,16 +116,35 @@ class Communicator:
                 self._run_native(self._native, requests, timeout_s)
             else:
                 self._run_planned(planned, requests, timeout_s)
-        except MismatchError:
-            raise  # every rank has it, and all are in step
-        except TransportError as error:
-            # The others may be anywhere in the plan: let them see a lost peer now and not at their timeout.
-            text = f"collective #{self.sequence} of group {self.name}: {error}"
-            self.abort(text)
-            raise type(error)(text) from error
         except BaseException as error:
-            self.abort(f"{type(error).__name__}: {error}")
-            raise
+            self._give_up(error)
+
+    def prepare_native(self, call: Call, label: str) -> PreparedCall | None:
+        """``call`` for ``run_native``; ``None`` where calls are not run natively as a whole.
+
+        Raises:
+            UsageError: the call does not fit this group.
+        """
+        if self._native is None or self.world_size == 1:
+            return None
+        self._requirements.of(call)
+        return self._native.prepare(call, self._plan_options.association, self._plan_options.accumulate, label)
+
+    def run_native(self, prepared: PreparedCall, source: int, target: int, timeout_s: float) -> None:
+        """``run`` of a prepared call without a factor, on memory that is known to fit, by its addresses.
+
+        Raises:
+            MismatchError, TransportError: as ``run``.
+        """
+        if self._failure is not None or self._native is None:
+            raise TransportError(f"group {self.name} is unusable since an earlier error: {self._failure}")
+        self.sequence += 1
+        try:
+            self._native.run_prepared(prepared, source, target, timeout_s)
+        except MismatchError as error:
+            raise self._numbered(error) from error
+        except BaseException as error:
+            self._give_up(error)
 
     def abort(self, reason: str) -> None:
         """End what runs on another thread, and refuse everything that comes later."""
@@ -178,34 +159,6 @@ class Communicator:
         self.transport.close()
         self._prepared.cache_clear()
         self._scratch = np.empty(0, dtype=np.uint8)
-
-    def _check(self, request: Request) -> None:
-        call = request.call
-        # By identity, which spares hashing the call; an entry keeps its call alive, so the identity is its own.
-        known = self._expected.get(id(call)) or self._expect(call)
-        if (
-            request.input.size != known.input_bytes
-            or request.output.size != known.output_bytes
-            or (request.factor is not None) != known.takes_factor
-        ):
-            known.refuse(request)
-
-    def _expect(self, call: Call) -> "_Expected":
-        if call.shard_counts is not None and len(call.shard_counts) != self.world_size:
-            raise UsageError(f"{call.text()}: expected {self.world_size} shards, got {len(call.shard_counts)}")
-        if not 0 <= call.root < self.world_size:
-            raise UsageError(f"{call.text()}: expected a root below {self.world_size}, got {call.root}")
-        if len(self._expected) >= CACHED_CALLS:
-            self._expected.clear()
-        size = call.dtype.itemsize
-        expected = _Expected(
-            call,
-            call.input_count(self.rank) * size,
-            call.output_count(self.rank) * size,
-            call.op is ReduceOp.PREMUL_SUM,
-        )
-        self._expected[id(call)] = expected
-        return expected
 
     def _prepare(self, call: Call, label: str) -> _Prepared:
         plan = make_plan(call, self.rank, self.world_size, self._plan_options) if call.count else None
@@ -235,7 +188,22 @@ class Communicator:
                     timeout_s=max(deadline - time.monotonic(), 0.0),
                 )
         except MismatchError as error:
-            raise MismatchError(f"collective #{self.sequence} of group {self.name}: {error}") from error
+            raise self._numbered(error) from error
+
+    def _numbered(self, error: MismatchError) -> MismatchError:
+        return MismatchError(f"collective #{self.sequence} of group {self.name}: {error}")
+
+    def _give_up(self, error: BaseException) -> NoReturn:
+        """Raise what a call ended with. Unless all ranks have it and are in step, the group is of no use any more."""
+        if isinstance(error, MismatchError):
+            raise error
+        if isinstance(error, TransportError):
+            # The others may be anywhere in the call: let them see a lost peer now and not at their timeout.
+            text = f"collective #{self.sequence} of group {self.name}: {error}"
+            self.abort(text)
+            raise type(error)(text) from error
+        self.abort(f"{type(error).__name__}: {error}")
+        raise error
 
     def _run_planned(self, planned: Sequence[_Prepared], requests: Sequence[Request], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

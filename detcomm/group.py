@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from detcomm import text_agreement
 from detcomm.coalescing import Block, BlockWork
+from detcomm.direct_calls import DirectCalls
 from detcomm.errors import PeerTimeoutError, TransportError, UsageError
 from detcomm.faults import Fault
 from detcomm.group_creation import GroupCreation
@@ -55,8 +56,6 @@ class Group:
         self.name = name
         self.rank: int = inner.rank()
         self.world_size: int = inner.size()
-        self.alone = self.world_size == 1
-        """Whether reductions leave every bit as it is; not once the group has failed or is destroyed."""
         self.timeout_s = timeout.total_seconds()
         self._communicator = communicator
         self.movement = Movement(inner, self.lost)
@@ -67,6 +66,7 @@ class Group:
         self._num_started = 0
         self._num_completed = 0
         self._blocks: dict[int, Block] = {}
+        self.direct = DirectCalls(self.world_size, self._worker, self._blocks, communicator, self.lost)
         self.failure: TransportError | None = None
         self._failing = threading.Lock()
         self._closed = False
@@ -201,7 +201,7 @@ class Group:
             if self.failure is not None or self._closed:
                 return
             self.failure = error
-            self.alone = False
+        self.direct.close()
         if self._communicator is not None:
             self._communicator.abort(str(error))
         if self.movement.inner is not None:
@@ -234,7 +234,7 @@ class Group:
             self.fail(TransportError(f"group {self.name} was destroyed with work on the GPU of rank {self.rank}"))
         with self._failing:
             self._closed = True
-            self.alone = False
+        self.direct.close()
         if self._membership is not None:
             self._membership.leave()
         if self._communicator is not None:
@@ -245,7 +245,8 @@ class Group:
         self.fail(fault.to_error())
 
     def _progress(self) -> Progress:
-        return Progress(self._num_started, self._num_completed)
+        direct = self.direct
+        return Progress(self._num_started + direct.num_started, self._num_completed + direct.num_completed)
 
     def _execute(self, batch: Batch, timeout_s: float) -> None:
         if self.failure is not None:

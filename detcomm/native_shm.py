@@ -35,13 +35,14 @@ class Fault(ctypes.Structure):
 
 
 class Tuning(ctypes.Structure):
-    """``dc_shm_tuning``: sizes of the staging buffers and the length of a spin."""
+    """``dc_shm_tuning``: sizes of the staging buffers, and how long a wait goes on before it sleeps."""
 
     _fields_ = (
         ("chunk_bytes", ctypes.c_uint64),
         ("oneshot_bytes", ctypes.c_uint64),
         ("mailbox_bytes", ctypes.c_uint64),
         ("spin_ns", ctypes.c_int64),
+        ("yield_ns", ctypes.c_int64),
     )
 
 

@@ -35,6 +35,16 @@ def check_dense(name: str, tensor: torch.Tensor) -> None:
         raise UsageError(f"{name}: the tensor is a lazy conjugate or negation; call resolve_conj() and resolve_neg()")
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is a run of the CPU's memory in the common form. ``check_dense`` takes more, or says what is wrong."""
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_neg() or tensor.is_conj())
+    )
+
+
 def tensor_bytes(tensor: torch.Tensor) -> Bytes:
     """The memory of a checked tensor. The caller keeps the tensor alive."""
     num_bytes = tensor.numel() * tensor.element_size()

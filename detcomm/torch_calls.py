@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
-from detcomm.communicator import Request
 from detcomm.errors import UnsupportedError, UsageError
 from detcomm.header import call_text
+from detcomm.request import Request
 from detcomm.tensor_memory import check_dense, memory_at, no_bytes, tensor_bytes
 from detcomm.transports.base import Bytes
 

@@ -35,8 +35,11 @@ class TorchMethods:
         reduce_op, asynchronous, timeout = _reduce_settings(opts, op, timeout)
         if tensors[0].layout is not torch.strided:
             return all_reduce_sparse(self._group, tensors, reduce_op, timeout)
-        if self._group.alone and torch_calls.all_reduce_alone("all_reduce", tensors, reduce_op):
+        if self._group.direct.alone and torch_calls.all_reduce_alone("all_reduce", tensors, reduce_op):
             return FinishedWork(list(tensors)) if asynchronous else FINISHED
+        direct = not asynchronous and len(tensors) == 1
+        if direct and self._group.direct.all_reduce(tensors[0], reduce_op, timeout, self._group.timeout_s):
+            return FINISHED
         batch = torch_calls.all_reduce("all_reduce", tensors, reduce_op)
         return self._group.reduce("all_reduce", batch, asynchronous, timeout)
 
@@ -63,6 +66,9 @@ class TorchMethods:
         return self._group.reduce("reduce", batch, asynchronous, timeout)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
+        direct = self._group.direct if _waits(opts) else None
+        if direct and direct.reduce_scatter(output, input, opts.reduceOp, opts.timeout, self._group.timeout_s):
+            return FINISHED
         return self._reduce_scatter("reduce_scatter_tensor", [output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
@@ -86,6 +92,9 @@ class TorchMethods:
         return self._group.reduce(name, batch, asynchronous, timeout)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
+        direct = self._group.direct if _waits(opts) else None
+        if direct and direct.all_gather(output, input, opts.timeout, self._group.timeout_s):
+            return FINISHED
         return self._all_gather("all_gather_into_tensor", [output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
@@ -213,6 +222,11 @@ class TorchMethods:
     def _check_num(self, name: str, what: str, items: Sequence[Any]) -> None:
         if len(items) != self._group.world_size:
             raise UsageError(f"{name}: expected {self._group.world_size} {what}, one for each rank; got {len(items)}")
+
+
+def _waits(opts: Any) -> bool:
+    """Whether the caller goes on only when the call is done."""
+    return opts is not None and not getattr(opts, "asyncOp", True)
 
 
 def _settings(opts: Any, timeout: timedelta | None) -> tuple[bool, timedelta | None]:

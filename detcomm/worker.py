@@ -37,21 +37,33 @@ class Worker:
         """Whether this thread is inside a job: then waiting for a queued one would never end."""
         return self._owner == threading.get_ident()
 
+    def try_begin(self) -> bool:
+        """Take the group for a job of this thread's, if nothing was submitted before; then ``end`` must follow."""
+        if self._num_pending != 0 or not self._turn.acquire(blocking=False):
+            return False
+        if self._num_pending != 0:
+            self._turn.release()
+            return False
+        self._owner = threading.get_ident()
+        return True
+
+    def end(self) -> None:
+        """The job of this thread's is done."""
+        self._owner = None
+        self._turn.release()
+
     def run(self, job: Job) -> None:
         """Do ``job`` after everything submitted before; return, or raise what it raises, when it is done.
 
         Called from inside a job (a callback of its future), it runs at once: on every rank right after that job,
         whatever was queued meanwhile, so that the ranks stay in step.
         """
-        if self._num_pending == 0 and self._turn.acquire(blocking=False):
+        if self.try_begin():
             try:
-                if self._num_pending == 0:
-                    self._owner = threading.get_ident()
-                    job()
-                    return
+                job()
+                return
             finally:
-                self._owner = None
-                self._turn.release()
+                self.end()
         if self.nested:
             job()
             return

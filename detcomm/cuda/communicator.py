@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import Any
 
 from detcomm.call import Call
-from detcomm.communicator import Request
 from detcomm.cuda.bounded_plan import bounded_plan
 from detcomm.cuda.device import device_lock
 from detcomm.cuda.events import Event, EventPool
@@ -30,6 +29,7 @@ from detcomm.cuda.scratch import Block, Scratch
 from detcomm.errors import NativeError, PeerTimeoutError, TransportError
 from detcomm.memory import DeviceMemory, device_may_run_in_place
 from detcomm.options import Options
+from detcomm.request import Request
 
 _CACHED_PROGRAMS = 256
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from detcomm.call import Call
-from detcomm.communicator import Request
 from detcomm.cuda.program import Program
 from detcomm.errors import UsageError
+from detcomm.request import Request
 
 _CACHED_CALLS = 1024
 _ALIGNMENT_BYTES = 256

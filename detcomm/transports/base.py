@@ -8,7 +8,7 @@ can never meet ours.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,16 @@ class Parcel:
 
     peer: int
     data: Bytes
+
+
+class PreparedCall(Protocol):
+    """A call in a native library's form, to be run again and again.
+
+    Attributes:
+        in_place_offset: bytes from the input to the output where both lie in the same memory element by element.
+    """
+
+    in_place_offset: int
 
 
 class NativeCollectives(Protocol):
@@ -57,6 +67,18 @@ class NativeCollectives(Protocol):
                 stays usable.
             TransportError: a peer is lost; names it.
             PeerTimeoutError: a peer did not come within ``timeout_s``; names it.
+        """
+
+    def prepare(self, call: Call, association: Association, accumulate: Accumulate, label: str) -> PreparedCall:
+        """``call`` to be run by ``run_prepared``."""
+
+    def run_prepared(self, prepared: Any, source: int, target: int, timeout_s: float) -> None:
+        """Do a prepared call, any but a PREMUL_SUM, on memory given by its addresses.
+
+        The memory fits the call, and is apart or as ``in_place_offset`` says.
+
+        Raises:
+            MismatchError, TransportError, PeerTimeoutError: as ``run``, on all ranks, however each has called.
         """
 
     def agree(self, text: str, timeout_s: float) -> None:

@@ -6,6 +6,7 @@ How a collective runs is ``native/src/shm_collectives.cpp``'s business.
 
 import ctypes
 import hashlib
+from typing import NoReturn
 
 from detcomm import native, native_shm
 from detcomm.association import Association
@@ -49,9 +50,7 @@ class SharedCollectives:
         timeout_s: float,
     ) -> None:
         """See ``NativeCollectives.run``."""
-        prepared = self._prepared.get(id(call))
-        if prepared is None or not prepared.serves(call, association, accumulate, label):
-            prepared = self._prepare(call, association, accumulate, label)
+        prepared = self.prepare(call, association, accumulate, label)
         source: int = input.__array_interface__["data"][0]
         target: int = output.__array_interface__["data"][0]
         offset = target - source
@@ -59,12 +58,25 @@ class SharedCollectives:
             input = input.copy()  # they overlap in some other way
             source = input.__array_interface__["data"][0]
         status = self._group.collective(prepared.reference, source, target, factor or 0.0, timeout_s)
-        if status == native_shm.OK:
-            return
-        if status == native_shm.MISMATCH:
-            self._raise_mismatch(prepared.text, timeout_s)
-        error = self._group.failure(status, timeout_s)
-        raise type(error)(f"{prepared.text}: {error}")
+        if status != native_shm.OK:
+            self._refuse(prepared, status, timeout_s)
+
+    def prepare(self, call: Call, association: Association, accumulate: Accumulate, label: str) -> "_Prepared":
+        """See ``NativeCollectives.prepare``."""
+        prepared = self._prepared.get(id(call))
+        if prepared is not None and prepared.serves(call, association, accumulate, label):
+            return prepared
+        if len(self._prepared) >= _CACHED_CALLS:
+            self._prepared.clear()
+        prepared = _Prepared(call, association, accumulate, label, self._group.rank, self._group.world_size)
+        self._prepared[id(call)] = prepared
+        return prepared
+
+    def run_prepared(self, prepared: "_Prepared", source: int, target: int, timeout_s: float) -> None:
+        """See ``NativeCollectives.run_prepared``."""
+        status = self._group.collective(prepared.reference, source, target, 0.0, timeout_s)
+        if status != native_shm.OK:
+            self._refuse(prepared, status, timeout_s)
 
     def agree(self, text: str, timeout_s: float) -> None:
         """See ``NativeCollectives.agree``."""
@@ -75,14 +87,13 @@ class SharedCollectives:
             error = self._group.failure(status, timeout_s)
             raise type(error)(f"agreement: {error}")
 
-    def _prepare(self, call: Call, association: Association, accumulate: Accumulate, label: str) -> "_Prepared":
-        if len(self._prepared) >= _CACHED_CALLS:
-            self._prepared.clear()
-        prepared = _Prepared(call, association, accumulate, label, self._group.rank, self._group.world_size)
-        self._prepared[id(call)] = prepared
-        return prepared
+    def _refuse(self, prepared: "_Prepared", status: int, timeout_s: float) -> NoReturn:
+        if status == native_shm.MISMATCH:
+            self._raise_mismatch(prepared.text, timeout_s)
+        error = self._group.failure(status, timeout_s)
+        raise type(error)(f"{prepared.text}: {error}")
 
-    def _raise_mismatch(self, text: str, timeout_s: float) -> None:
+    def _raise_mismatch(self, text: str, timeout_s: float) -> NoReturn:
         """Every rank has seen the digests differ, and comes here to say what it wanted."""
         texts = self._group.gather_texts(text, timeout_s)
         raise MismatchError(f"the ranks disagree{_difference([said.split(_NEXT_CALL) for said in texts])}")

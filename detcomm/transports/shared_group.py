@@ -18,8 +18,9 @@ CHUNK_BYTES = 512 << 10
 ONESHOT_BYTES = 32 << 10
 MAILBOX_BYTES = 64 << 10
 _LINE_BYTES = 64
-_SPIN_NS = 300_000
+_SPIN_NS = 50_000
 _SPIN_CROWDED_NS = 1_000
+_YIELD_NS = 500_000
 
 
 def tuning_for(world_size: int, chunk_bytes: int | None, num_cores: int) -> native_shm.Tuning:
@@ -34,7 +35,7 @@ def tuning_for(world_size: int, chunk_bytes: int | None, num_cores: int) -> nati
     chunk = max(least, -(-wanted // _LINE_BYTES) * _LINE_BYTES)
     # With a core for every rank a peer is running, and will come soon. Otherwise it needs the core we would spin on.
     spin_ns = _SPIN_NS if world_size <= num_cores else _SPIN_CROWDED_NS
-    return native_shm.Tuning(chunk, ONESHOT_BYTES, MAILBOX_BYTES, spin_ns)
+    return native_shm.Tuning(chunk, ONESHOT_BYTES, MAILBOX_BYTES, spin_ns, _YIELD_NS)
 
 
 def segment_bytes(world_size: int, tuning: native_shm.Tuning) -> int:

@@ -50,7 +50,8 @@ typedef struct dc_shm_tuning {
   uint64_t chunk_bytes;    /* bytes that a rank stages at a time; a multiple of 64 */
   uint64_t oneshot_bytes;  /* up to this size every rank folds the whole message itself */
   uint64_t mailbox_bytes;  /* bytes of one slot of a mailbox of dc_shm_exchange; a multiple of 64 */
-  int64_t spin_ns;         /* how long a wait spins before it sleeps */
+  int64_t spin_ns;         /* how long a wait spins first */
+  int64_t yield_ns;        /* how long it then offers its core to others, again and again, before it sleeps */
 } dc_shm_tuning;
 
 typedef enum dc_shm_collective {

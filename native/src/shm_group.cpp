@@ -20,14 +20,6 @@ namespace {
 // How long a sleeper sleeps before it looks after its peers, which bounds how late a death is seen.
 constexpr std::chrono::milliseconds kSlice{20};
 
-inline void pause_briefly() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds limit) {
   struct timespec span;
   span.tv_sec = static_cast<time_t>(limit.count() / 1000000000);
@@ -60,6 +52,7 @@ dc_shm_group::dc_shm_group(int rank, int world_size, void* const* segments, cons
       world_size_(world_size),
       tuning_(tuning),
       layout_(world_size, tuning),
+      patience_(tuning),
       own_heap_bytes_(heaps[rank] == nullptr ? 0 : heap_bytes[rank]) {
   for (int peer = 0; peer < world_size; ++peer) {
     segments_.emplace_back(segments[peer], layout_);
@@ -77,15 +70,7 @@ dc_shm_status dc_shm_group::begin(double timeout_s) {
 
 template <class Done, class Missing>
 dc_shm_status dc_shm_group::wait(Bell& bell, Done done, Missing missing) {
-  // Spin first. At most as many ranks as cores: a peer is running and will come soon. More: it needs our core.
-  if (done()) return DC_SHM_OK;
-  const auto spin_until = Clock::now() + std::chrono::nanoseconds(tuning_.spin_ns);
-  do {
-    for (int i = 0; i < 32; ++i) {
-      if (done()) return DC_SHM_OK;
-      pause_briefly();
-    }
-  } while (Clock::now() < spin_until);
+  if (done() || patience_.wait(done)) return DC_SHM_OK;
 
   bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
   dc_shm_status status = DC_SHM_OK;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "shm_patience.h"
 #include "shm_segment.h"
 
 struct dc_shm_group {
@@ -71,6 +72,7 @@ struct dc_shm_group {
   int world_size_;
   dc_shm_tuning tuning_;
   detcomm::shm::Layout layout_;
+  detcomm::shm::Patience patience_;
   std::vector<detcomm::shm::Segment> segments_;
   std::vector<std::int32_t> pidfds_;
   std::vector<std::byte*> heaps_;

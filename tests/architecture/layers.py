@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("transports", ("transports", "shared_allocation", "shared_memory_rendezvous", "connect")),
-    ("execution", ("agreement", "executor", "memory", "communicator")),
+    ("execution", ("agreement", "executor", "memory", "request", "communicator")),
     ("checks", ("golden_vectors", "testing")),
     ("cuda", ("cuda",)),
     (
@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "group",
         (
             *("tensor_memory", "text_agreement", "torch_calls", "work", "worker", "coalescing"),
-            *("movement", "lazy_communicator", "lazy_cuda", "group"),
+            *("movement", "lazy_communicator", "direct_calls", "lazy_cuda", "group"),
             *("cuda.works", "cuda.group", "cuda.movement"),
         ),
     ),

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detcomm.collectives import Collective, DType
-from detcomm.communicator import Communicator, Request
+from detcomm.communicator import Communicator
+from detcomm.request import Request
 from detcomm.transports import loopback
 from detcomm.transports.base import Transport
 from tests import inputs

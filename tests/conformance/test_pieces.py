@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
-from detcomm.communicator import Communicator, Request
+from detcomm.communicator import Communicator
 from detcomm.options import Options
+from detcomm.request import Request
 from detcomm.transports import loopback
 from detcomm.transports.base import Transport
 from tests import inputs

@@ -10,10 +10,11 @@ import pytest
 from detcomm.agreement import DIRECT_WORLD_SIZE, Agreement
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
-from detcomm.communicator import Communicator, Request
+from detcomm.communicator import Communicator
 from detcomm.errors import MismatchError
 from detcomm.header import HEADER_BYTES
 from detcomm.options import Options
+from detcomm.request import Request
 from detcomm.transports import loopback
 from detcomm.transports.base import Bytes, Parcel
 from detcomm.transports.loopback import LoopbackTransport

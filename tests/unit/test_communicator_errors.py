@@ -9,9 +9,10 @@ import pytest
 
 from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
-from detcomm.communicator import Communicator, Request
+from detcomm.communicator import Communicator
 from detcomm.errors import PeerTimeoutError, ScheduleError, TransportError, UsageError
 from detcomm.options import Options
+from detcomm.request import Request
 from detcomm.transports import loopback
 from detcomm.transports.base import Bytes, Transport
 from detcomm.transports.loopback import LoopbackTransport

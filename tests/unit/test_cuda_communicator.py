@@ -11,7 +11,6 @@ import pytest
 
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
-from detcomm.communicator import Request
 from detcomm.cuda import communicator as module
 from detcomm.cuda import events, libraries, native
 from detcomm.cuda.communicator import CudaCommunicator, Streams
@@ -19,6 +18,7 @@ from detcomm.errors import NativeError, PeerTimeoutError, TransportError, UsageE
 from detcomm.fold import premultiply
 from detcomm.memory import DeviceMemory
 from detcomm.options import Options
+from detcomm.request import Request
 from tests import fake_gpu, inputs, oracle
 
 STREAMS = Streams(fake_gpu.MAIN_STREAM, fake_gpu.SIDE_STREAM)

@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 NATIVE := $(shell find CMakeLists.txt native -type f 2>/dev/null)
 
-.PHONY: demo test test-inprocess test-multiprocess test-native test-matrix test-conformance conformance check format bench
+.PHONY: demo test test-inprocess test-multiprocess test-native test-matrix test-conformance conformance \
+	megatron-matrix check format bench
 
 demo: $(VENV)/built
 	PYTHON=$(BIN)/python scripts/demo
@@ -35,6 +36,10 @@ test-conformance: $(VENV)/built
 # Torch's own suite of distributed tests, gloo beside detcomm, in a quarter of an hour. Writes docs/conformance.md.
 conformance: $(VENV)/built
 	$(BIN)/python -m tests.torch_suite.run --page docs/conformance.md
+
+# Megatron Core in every layout and precision, gloo beside detcomm. Writes docs/megatron-matrix.md; takes an hour.
+megatron-matrix: $(VENV)/built
+	$(BIN)/python scripts/megatron-matrix
 
 check: $(VENV)/built
 	$(BIN)/ruff format --check .

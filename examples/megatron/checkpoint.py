@@ -24,13 +24,13 @@ def save(folder: str, chunks: list[torch.nn.Module], optimizer: Any, step: int, 
         contract: what must be equal for a resumed run to have the bits of an uninterrupted one, of plain types.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    state = _state(chunks, optimizer, is_loading=False) | {"step": step, "contract": contract}
+    state = _state(chunks, optimizer, is_loading=False) | {"step": step, "detcomm": contract}
     dist_checkpointing.save(state, folder)
 
 
 def read_contract(folder: str) -> Any:
     """The ``contract`` of a checkpoint, before anything else of it is read."""
-    return dist_checkpointing.load_common_state_dict(folder)["contract"]
+    return dist_checkpointing.load_common_state_dict(folder).get("detcomm")
 
 
 def load(folder: str, chunks: list[torch.nn.Module], optimizer: Any) -> int:

@@ -118,10 +118,10 @@ def train(
     if layout.sharded and "--overlap-grad-reduce" in given:
         given.append("--overlap-param-gather")
     common = {**variation.env, **(env or {})}
-    environments = [{**common, **_place(process, layout.world_size, variation)} for process in range(layout.world_size)]
+    environments = [{**common, **place(process, layout.world_size, variation)} for process in range(layout.world_size)]
     results = launch.run(
         layout.world_size,
-        _rank,
+        rank_of_training,
         [*given, *arguments],
         env=environments,
         timeout_s=TIMEOUT_S,
@@ -136,14 +136,15 @@ def bits(steps: list[dict[str, Any]], *kinds: str) -> list[tuple[str, ...]]:
     return [tuple(step[kind] for kind in kinds or ("gradients", "weights", "loss")) for step in steps]
 
 
-def _place(process: int, world_size: int, variation: Variation) -> dict[str, str]:
+def place(process: int, world_size: int, variation: Variation) -> dict[str, str]:
+    """Variables that say which rank a process plays, and on which host."""
     if not variation.moved:
         return {}
     rank = (3 * process + 1) % world_size if world_size > 2 else 1 - process
     return {"RANK": str(rank), "DETCOMM_HOST_ID": f"host{process % 2}"}
 
 
-def _rank(_: int, world_size: int, arguments: list[str]) -> list[dict[str, Any]] | None:
+def rank_of_training(_: int, world_size: int, arguments: list[str]) -> list[dict[str, Any]] | None:
     """One rank of a training; the steps on rank 0."""
     from examples.megatron import train
 

@@ -20,6 +20,7 @@ class Machine:
         launch_us: to start one step on the device, exchange and fold.
         message_us: to post one more message in the same step.
         small_latency_us: the same two latencies in NCCL's low-latency protocol, and its start-up cost; for its ring.
+        call_us: once a call, whatever its steps. Part of ``launch_us`` on a GPU, whose host runs ahead.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Machine:
     launch_us: float
     message_us: float
     small_latency_us: tuple[float, float, float]
+    call_us: float = 0.0
 
 
 # Latencies of both: NCCL's tuning table for Hopper (src/graph/tuning.cc, ring, Simple and LL): 3.4 and 14 us a step

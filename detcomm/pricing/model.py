@@ -3,14 +3,14 @@
 
     step        launch + latency of its farthest message + (messages - 1) * post
                 + max(local bytes / local bandwidth, network bytes / network bandwidth) + folded bytes / fold bandwidth
-    schedule    with the message cut in c pieces that follow each other through the steps:
+    schedule    a call's own cost, and with the message cut in c pieces that follow each other through the steps:
                 one piece through all steps, and c - 1 times the resource that is busiest with a piece
                 (the links, the fold, or the launches of all steps)
 
 The best c is taken. Contention in the network, ranks that come late and hosts that are busy are not in it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from detcomm.pricing.loads import Load, Message, all_reduce_loads
@@ -42,10 +42,12 @@ class Price:
     network_bytes: float
 
 
-def price(schedule: Schedule, message: Message, world_size: int, machine: Machine) -> Price:
-    """The estimate for one schedule, with the best number of pieces."""
+def price(
+    schedule: Schedule, message: Message, world_size: int, machine: Machine, pieces: Sequence[int] = _PIECES
+) -> Price:
+    """The estimate for one schedule, with the best of these numbers of pieces."""
     loads = all_reduce_loads(schedule, message, world_size, machine.node_size)
-    times = {pieces: _time_us(loads, pieces, machine) for pieces in _PIECES}
+    times = {number: _time_us(loads, number, machine) for number in pieces}
     best = min(times, key=times.__getitem__)
     return Price(
         schedule.text,
@@ -117,7 +119,7 @@ def _time_us(loads: list[Load], num_pieces: int, machine: Machine) -> float:
         sum(load.folded_bytes for load in loads) / machine.fold_gb_per_s * _US_PER_GB / num_pieces,
         sum(machine.launch_us + max(load.num_messages - 1, 0) * machine.message_us for load in loads),
     )
-    return first + (num_pieces - 1) * busiest
+    return machine.call_us + first + (num_pieces - 1) * busiest
 
 
 def _step_us(load: Load, num_pieces: int, machine: Machine) -> float:

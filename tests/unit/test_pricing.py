@@ -3,8 +3,9 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from detcomm.errors import ScheduleError, UsageError
 from detcomm.plan import Plan
 from detcomm.planner import PlanOptions, make_plan
 from detcomm.pricing import MACHINES, candidates, price, ring_price
+from detcomm.pricing.fitting import Observation, fit
 from detcomm.pricing.large_worlds import prove_staged
 from detcomm.pricing.loads import Load, Message, all_reduce_loads
+from detcomm.pricing.measured import judge
 from detcomm.schedule import Cell, Step
 from detcomm.schedules import Ring, Staged, parse
 
@@ -128,6 +131,49 @@ def test_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot_prices(tmp_path / "prices.png", MACHINE, DType.BFLOAT16, "float32")
     assert (tmp_path / "prices.png").stat().st_size > 10_000
+
+
+TRUTH = replace(MACHINE, node_size=4, launch_us=3.0, local_latency_us=0.0, message_us=0.7, call_us=40.0)
+"""A machine of one host, whose times make observations."""
+
+
+def _observed(schedules: Sequence[str], powers: Sequence[int], noise: Sequence[float] = (1.0,)) -> list[Observation]:
+    def time_us(schedule: str, size: int) -> float:
+        return price(parse(schedule, 4), Message(float(size)), 4, TRUTH, pieces=(1,)).time_us
+
+    factors = cycle(noise)
+    return [
+        Observation(schedule, 1 << power, time_us(schedule, 1 << power) * next(factors))
+        for schedule in schedules
+        for power in powers
+    ]
+
+
+def test_a_fit_finds_the_machine_that_made_the_times() -> None:
+    found = fit(_observed(("oneshot", "direct", "halving"), (12, 18, 24, 30)), 4)
+    for name in ("call_us", "launch_us", "message_us", "local_gb_per_s", "fold_gb_per_s"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUTH, name), rel=1e-6), name
+    assert found.call_us != pytest.approx(MACHINE.call_us)
+
+
+def test_nothing_that_is_fitted_is_negative() -> None:
+    found = fit(_observed(("oneshot", "direct", "halving"), (12, 18, 24), noise=(0.6, 1.5, 1.0, 2.0, 0.7)), 4)
+    assert min(found.call_us, found.launch_us, found.message_us) >= 0
+    assert min(found.local_gb_per_s, found.fold_gb_per_s) > 0
+    with pytest.raises(UsageError, match="takes as many observations, got 2"):
+        fit(_observed(("direct",), (12, 18)), 4)
+
+
+def test_predictions_are_judged_on_what_the_fit_has_not_seen() -> None:
+    observations = _observed(("oneshot", "direct", "halving", "binomial"), (12, 16, 20, 24))
+    judgement = judge(observations, 4, ("oneshot", "direct", "halving"), (1 << 12, 1 << 24))
+    assert [row.predicted for row in judgement.rows].count(False) == 6
+    assert judgement.median_error < 1e-6
+    assert all(fastest == chosen and cost == 1.0 for fastest, chosen, cost in judgement.choices().values())
+
+    late = [replace(one, time_us=2 * one.time_us) if one.schedule == "binomial" else one for one in observations]
+    misjudged = judge(late, 4, ("oneshot", "direct", "halving"), (1 << 12, 1 << 24))
+    assert {round(row.ratio, 6) for row in misjudged.rows if row.observation.schedule == "binomial"} == {0.5}
 
 
 def test_the_tables_of_the_document_are_the_models() -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``detcomm plan``: what would be added in which order, who would send what, and the proof that they agree."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,7 +14,7 @@ from detcomm.association import DEFAULT_RING_CHUNK_ELEMS, TREE, Association
 from detcomm.call import Call, even_shards
 from detcomm.collectives import Accumulate, Collective, DType, ReduceOp, partial_dtype
 from detcomm.commands import pricing
-from detcomm.commands.ranks import writable
+from detcomm.commands.ranks import JsonOption, writable
 from detcomm.draw import draw
 from detcomm.errors import UsageError
 from detcomm.partition import partition
@@ -49,6 +50,7 @@ def plan(
     plot: Annotated[
         Path | None, typer.Option(callback=writable, help="With --model: draw times over world sizes.")
     ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Print association, schedule and plan; draw the tree; prove with --verify that they agree."""
     console = Console()
@@ -76,17 +78,28 @@ def plan(
 
     console.print(f"[bold]{call.text()}[/bold] over {world} ranks")
     console.print(f"numerics  {order.numerics_id(mode)}   schedule  {chosen.text}")
+    told: dict[str, Any] = {
+        "call": call.text(),
+        "world_size": world,
+        "numerics_id": order.numerics_id(mode),
+        "schedule": chosen.text,
+    }
     if collective.reduces:
         _print_association(console, order, world)
-    console.print(_bytes_table(call, order, mode, chosen, world))
+        told["digest"] = order.digest(world).hex()
+    told["traffic"] = _traffic(call, order, mode, chosen, world)
+    console.print(_traffic_table(told["traffic"]))
     if world <= _TABLE_WORLD or rank is not None:
         _print_plans(console, call, options, world, rank)
     if verify:
-        _verify(console, chosen, call, order, world)
+        told["proof"] = _verify(console, chosen, call, order, world)
     if machine is not None:
-        pricing.print_prices(console, machine, world, count * dtype.itemsize, dtype, mode, chosen)
+        told["machine"] = machine.name
+        told["prices"] = pricing.print_prices(console, machine, world, count * dtype.itemsize, dtype, mode, chosen)
         if plot is not None:
             pricing.plot_prices(plot, machine, dtype, mode)
+    if json_file is not None:
+        json_file.write_text(json.dumps(told, indent=1) + "\n")
 
 
 def _print_association(console: Console, order: Association, world: int) -> None:
@@ -98,21 +111,29 @@ def _print_association(console: Console, order: Association, world: int) -> None
     console.print(f"digest    {order.digest(world).hex()}")
 
 
-def _bytes_table(call: Call, order: Association, mode: Accumulate, chosen: Schedule, world: int) -> Table:
+def _traffic(call: Call, order: Association, mode: Accumulate, chosen: Schedule, world: int) -> dict[str, int]:
+    """What all ranks send together."""
     wide = partial_dtype(call.op or ReduceOp.MAX, call.dtype, mode).itemsize
     num_bytes, total = 0, Traffic()
     for share in partition(call, order, chosen, world):
         traffic = chosen.traffic(call.collective, share.cell, call.root)
         total = total.plus(traffic)
         num_bytes += traffic.num_bytes(share.count, call.dtype.itemsize, wide)
+    leaves, partials, results = total
+    return {
+        "steps": chosen.num_steps(call.collective, world),
+        "values": sum(total),
+        "leaves": leaves,
+        "partials": partials,
+        "results": results,
+        "bytes": num_bytes,
+        "bytes_a_rank": round(num_bytes / world),
+    }
+
+
+def _traffic_table(traffic: dict[str, int]) -> Table:
     table = Table("steps", "values sent", "of them leaves", "partials", "results", "bytes sent", "bytes a rank")
-    table.add_row(
-        str(chosen.num_steps(call.collective, world)),
-        f"{sum(total):,}",
-        *(f"{number:,}" for number in total),
-        f"{num_bytes:,}",
-        f"{num_bytes / world:,.0f}",
-    )
+    table.add_row(*(f"{number:,}" for number in traffic.values()))
     return table
 
 
@@ -137,12 +158,12 @@ def _print_plans(console: Console, call: Call, options: PlanOptions, world: int,
     console.print(table)
 
 
-def _verify(console: Console, chosen: Schedule, call: Call, order: Association, world: int) -> None:
+def _verify(console: Console, chosen: Schedule, call: Call, order: Association, world: int) -> dict[str, Any]:
+    """Prove it, or raise; what was proved."""
     chosen.check(call.collective, order, world)
     plain = call.collective is Collective.ALL_REDUCE and order == TREE
     if plain and world > _LARGE_WORLD and isinstance(chosen, Staged):
-        _verify_large(console, chosen, world)
-        return
+        return _verify_large(console, chosen, world)
     domain, transfers = Digests(), 0
     todo = list(cells(chosen, call.collective, order, world, call.root))
     columns = (*Progress.get_default_columns()[:2], SpinnerColumn(), TimeElapsedColumn())
@@ -152,9 +173,10 @@ def _verify(console: Console, chosen: Schedule, call: Call, order: Association, 
     console.print(
         f"[green]proved[/green]: {len(todo):,} cells, {transfers:,} transfers; every rank ends with the promised tree"
     )
+    return {"cells": len(todo), "of_cells": len(todo), "transfers": transfers, "complete": True}
 
 
-def _verify_large(console: Console, chosen: Staged, world: int) -> None:
+def _verify_large(console: Console, chosen: Staged, world: int) -> dict[str, Any]:
     columns = (*Progress.get_default_columns()[:2], SpinnerColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("proving whole cells")
@@ -165,3 +187,9 @@ def _verify_large(console: Console, chosen: Staged, world: int) -> None:
         f"[green]proved[/green]: every case of the stages of {stages} ranks, and "
         f"{len(proof.owners)} of {world:,} cells as a whole{sample}"
     )
+    return {
+        "stages": list(proof.stages),
+        "cells": len(proof.owners),
+        "of_cells": world,
+        "complete": proof.complete,
+    }

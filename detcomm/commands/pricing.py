@@ -2,6 +2,7 @@
 """The part of ``detcomm plan`` that prices: against NCCL's ring, over message sizes and over world sizes."""
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -43,8 +44,12 @@ def best_price(message: Message, world_size: int, machine: Machine) -> Price:
 
 def print_prices(
     console: Console, machine: Machine, world: int, num_bytes: int, dtype: DType, mode: Accumulate, chosen: Schedule
-) -> None:
-    """Two tables: this world over message sizes, and this message over world sizes."""
+) -> list[dict[str, Any]]:
+    """Two tables: this world over message sizes, and this message over world sizes.
+
+    Returns:
+        Their rows, as plain data.
+    """
     own = Message.of(num_bytes, dtype, mode)
     console.print(f"\n[bold]estimated[/bold] on {machine.name}; all-reduce of {dtype.value}, tree, {mode}")
     if chosen.text != "ring":
@@ -59,6 +64,8 @@ def print_prices(
         by_world.add_row(f"{ranks:,}", *_row(own, ranks, machine))
     console.print(by_world)
     console.print("ring: NCCL's, by its own formula, which rounds 16-bit types at each hop")
+    wanted = [(world, size) for size in MESSAGE_BYTES] + [(ranks, num_bytes) for ranks in WORLD_SIZES]
+    return [_plain(Message.of(size, dtype, mode), ranks, machine) for ranks, size in wanted]
 
 
 def plot_prices(path: Path, machine: Machine, dtype: DType, mode: Accumulate) -> None:
@@ -91,6 +98,18 @@ def plot_prices(path: Path, machine: Machine, dtype: DType, mode: Accumulate) ->
     times.legend(fontsize=8)
     figure.suptitle(f"all-reduce of {dtype.value}, estimated on {machine.name}", fontsize=10)
     figure.savefig(path)
+
+
+def _plain(message: Message, world: int, machine: Machine) -> dict[str, Any]:
+    ring, best = ring_price(message, world, machine), best_price(message, world, machine)
+    return {
+        "world_size": world,
+        "bytes": int(message.num_bytes),
+        "ring_us": round(ring.time_us, 2),
+        "tree_us": round(best.time_us, 2),
+        "schedule": best.schedule,
+        "pieces": best.num_pieces,
+    }
 
 
 def _row(message: Message, world: int, machine: Machine) -> tuple[str, ...]:

@@ -61,6 +61,8 @@ class Options:
         cuda_agreement: ``on``: the ranks agree on each call of CUDA tensors before it is issued, as they always do for
             CPU tensors; costs a round trip of the host. ``off`` (default): calls that differ are found by a timeout,
             or, where all sizes fit, not at all.
+        cuda_path: ``native`` (default), or ``reference``: the same plans from Python through a stock NCCL group, to
+            compare with; slower, the same bits.
         timeout: how long a rank waits for its peers; default: the group's timeout in torch.
 
     Raises:
@@ -77,6 +79,7 @@ class Options:
     scratch_bytes: int = attrs.field(default=64 << 20, validator=_at_least(1 << 20))
     cuda_on_error: str = attrs.field(default="exit", validator=_one_of("exit", "raise"))
     cuda_agreement: str = attrs.field(default="off", validator=_one_of("off", "on"))
+    cuda_path: str = attrs.field(default="native", validator=_one_of("native", "reference"))
     timeout: timedelta | None = attrs.field(default=None, converter=_to_timeout)
 
     @property

@@ -64,6 +64,14 @@ class Kernels:
     def _copy(self) -> int:
         return _COPY_KERNEL
 
+    def run_fold(self, kernel: int, operands: list[int], output: int, count: int, divisor: int) -> None:
+        """What a fold kernel does with addresses."""
+        spec = self.specs[kernel]
+        assert spec is not None
+        assert divisor == spec.divisor
+        inputs = [bytes_at(operands[k], count * dtype.itemsize) for k, dtype in enumerate(spec.input_dtypes)]
+        fold(spec, inputs, bytes_at(output, count * spec.output_dtype.itemsize))
+
 
 @dataclass
 class FakeGpu:
@@ -173,7 +181,7 @@ class FakeGpu:
         if kernel == _COPY_KERNEL:
             self._copy(parameters, grid_y)
         else:
-            self._fold(self.kernels.specs[kernel], parameters)
+            self._fold(kernel, parameters)
         return self._told("cuLaunchKernel", kernel, grid_y, stream)
 
     def _copy(self, parameters: Any, num_copies: int) -> None:
@@ -183,13 +191,12 @@ class FakeGpu:
         for k in reversed(range(num_copies)):
             ctypes.memmove(copies[most + k], copies[k], copies[2 * most + k])
 
-    def _fold(self, spec: FoldSpec | None, parameters: Any) -> None:
-        assert spec is not None
+    def _fold(self, kernel: int, parameters: Any) -> None:
         operands = ctypes.cast(parameters[0], ctypes.POINTER(ctypes.c_uint64))
         output, count, divisor = (ctypes.cast(parameters[k], ctypes.POINTER(ctypes.c_uint64))[0] for k in (1, 2, 3))
-        assert divisor == spec.divisor
-        inputs = [bytes_at(operands[k], count * dtype.itemsize) for k, dtype in enumerate(spec.input_dtypes)]
-        fold(spec, inputs, bytes_at(output, count * spec.output_dtype.itemsize))
+        spec = self.kernels.specs[kernel]
+        assert spec is not None
+        self.kernels.run_fold(kernel, operands[: len(spec.leaves)], output, count, divisor)
 
     def _cuEventRecord(self, event: int, stream: int) -> int:
         return self._told("cuEventRecord", event, stream)

@@ -25,6 +25,7 @@ from detcomm.cuda.native_call import IN_ORDER, NativeCall, Order, Streams
 from detcomm.cuda.nccl import NcclCommunicator
 from detcomm.cuda.prepared import Prepared, PreparedCalls
 from detcomm.cuda.program import Compiler, Program, failure_text, make_program
+from detcomm.cuda.reference_call import Mover, ReferenceCall
 from detcomm.cuda.scratch import Block, Scratch
 from detcomm.errors import NativeError, PeerTimeoutError, TransportError
 from detcomm.memory import DeviceMemory, device_may_run_in_place
@@ -44,6 +45,7 @@ class CudaCommunicator:
         block_size: ranks of one aligned block that share a host; speed only.
         allocate: gives device memory, of the graph's own pool while one is captured.
         failure: the group's first error, once there is one.
+        mover: moves the bytes, for the reference path; otherwise an own NCCL communicator does.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class CudaCommunicator:
         allocate: Callable[[int], Block],
         failure: Callable[[], BaseException | None],
         timeout_s: float,
+        mover: Mover | None = None,
     ) -> None:
         self.name = name
         self.rank = rank
@@ -77,11 +80,13 @@ class CudaCommunicator:
         self._programs = lru_cache(maxsize=_CACHED_PROGRAMS)(self._make_program)
         self._calls = PreparedCalls(rank, world_size, self._programs)
         self._nccl: NcclCommunicator | None = None
-        if world_size > 1:
+        if world_size > 1 and mover is None:
             self._nccl = NcclCommunicator(store, rank, world_size, kernels.make_current, failure, timeout_s)
-        self._native = NativeCall(
-            driver(), nccl() if world_size > 1 else None, self._pool, kernels.context or 0, kernels.make_current
-        )
+        context, make_current = kernels.context or 0, kernels.make_current
+        if mover is None:
+            self._native = NativeCall(driver(), nccl() if world_size > 1 else None, self._pool, context, make_current)
+        else:
+            self._native = ReferenceCall(driver(), self._pool, context, make_current, kernels.launch, mover)
 
     def run_many(
         self, requests: Sequence[Request], streams: Streams, *, capturing: bool, timeout_s: float, kept: list[Any]
@@ -234,7 +239,7 @@ class CudaCommunicator:
             self._move(request, input, staged, streams.main)
             input = staged
         comm = 0 if self._nccl is None else self._nccl.handle or 0
-        if not self._native.issue(call.address, comm, streams, (input.start, output.start, scratch), order, done):
+        if not self._native.issue(call, comm, streams, (input.start, output.start, scratch), order, done):
             raise NativeError(failure_text(program, self._native.failure, driver().describe))
 
     def _issue_alone(self, request: Request, stream: int, order: Order, done: int) -> None:

@@ -20,6 +20,7 @@ from detcomm.cuda.communicator import CudaCommunicator
 from detcomm.cuda.device import device_lock, kernels_of
 from detcomm.cuda.native_call import Streams
 from detcomm.cuda.records import compare_records
+from detcomm.cuda.stock_mover import StockMover
 from detcomm.cuda.watch import CudaWatch
 from detcomm.cuda.works import CudaWork
 from detcomm.errors import PeerTimeoutError, TransportError, UsageError
@@ -76,6 +77,7 @@ class CudaGroup:
         self._side_stream: torch.cuda.Stream | None = None
         self._side = 0
         self._movement: Any = None
+        self._movement_lock = threading.Lock()
         self._open_blocks: dict[int, Any] = {}
 
     @property
@@ -132,6 +134,10 @@ class CudaGroup:
         """
         with self._lock:
             self._claim(device)
+        return self._inner()
+
+    def _inner(self) -> Any:
+        with self._movement_lock:
             if self._movement is None:
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = self._timeout
@@ -207,7 +213,7 @@ class CudaGroup:
                 self._communicator.close()
             else:
                 self._communicator.abort()
-        with self._lock:
+        with self._movement_lock:
             movement, self._movement = self._movement, None
         if movement is not None:
             movement.abort() if self._failure() is not None else movement.shutdown()
@@ -253,6 +259,7 @@ class CudaGroup:
             lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device),
             self._failure,
             self._timeout.total_seconds(),
+            StockMover(lambda: self._inner(), device) if self._options.cuda_path == "reference" else None,
         )
         self._communicator = communicator
         CudaWatch.add(communicator, self._explain)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from detcomm.cuda import native
 from detcomm.cuda.events import EventPool
 from detcomm.cuda.libraries import Library
+from detcomm.cuda.prepared import Prepared
 from detcomm.cuda.stream_order import NUM_EVENTS
 
 _CALL = struct.Struct("12P")
@@ -84,12 +85,12 @@ class NativeCall:
         return Order(streams.caller, self._begin.handle, after)
 
     def issue(
-        self, program: int, comm: int, streams: Streams, buffers: tuple[int, int, int], order: Order, done: int
+        self, prepared: Prepared, comm: int, streams: Streams, buffers: tuple[int, int, int], order: Order, done: int
     ) -> bool:
         """Issue a program; false if a function failed, which ``failure`` names.
 
         Args:
-            program: the address of its structure.
+            prepared: has a program.
             comm: the NCCL communicator.
             buffers: the addresses of input, output and scratch.
             done: an event to record behind it, or 0.
@@ -97,7 +98,7 @@ class NativeCall:
         _CALL.pack_into(
             self._memory, 0, comm, *streams[:2], self._events_address, *buffers, *order, done, self._context
         )
-        code: int = self._issue(program, self._functions_address, self._memory_address, self._failure_address)
+        code: int = self._issue(prepared.address, self._functions_address, self._memory_address, self._failure_address)
         return code == 0
 
     def follow(self, order: Order, stream: int) -> None:

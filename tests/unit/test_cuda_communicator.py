@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collectives of a group on a fake GPU: staging, streams, scratch, graphs, timeouts."""
 
+import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,15 @@ from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda import communicator as module
 from detcomm.cuda import events, libraries, native
-from detcomm.cuda.communicator import CudaCommunicator, Streams
+from detcomm.cuda.communicator import CudaCommunicator
+from detcomm.cuda.native_call import Streams
+from detcomm.cuda.reference_call import Parcel
 from detcomm.errors import NativeError, PeerTimeoutError, TransportError, UsageError
 from detcomm.fold import premultiply
 from detcomm.memory import DeviceMemory
 from detcomm.options import Options
 from detcomm.request import Request
-from tests import fake_gpu, inputs, oracle
+from tests import fake_gpu, fake_gpu_world, inputs, oracle
 
 STREAMS = Streams(fake_gpu.MAIN_STREAM, fake_gpu.SIDE_STREAM)
 
@@ -44,6 +47,7 @@ class _Kernels:
         self.device = device
         compiler = kernels.compiler()
         self.fold, self.fold_blocks, self.copy = compiler.fold, compiler.fold_blocks, compiler.copy
+        self.fold_on_host = kernels.run_fold
 
     def make_current(self) -> None:
         pass
@@ -51,10 +55,15 @@ class _Kernels:
     def premultiply(self, dtype: DType) -> Any:
         return dtype
 
-    def launch(self, dtype: Any, num_blocks: int, stream: int, src: Any, dst: Any, count: Any, factor: Any) -> None:
-        assert stream == fake_gpu.MAIN_STREAM
-        size = count.value * dtype.itemsize
-        premultiply(dtype, factor.value, fake_gpu.bytes_at(src.value, size), fake_gpu.bytes_at(dst.value, size))
+    def launch(self, kernel: Any, num_blocks: int, stream: int, *arguments: Any) -> None:
+        if isinstance(kernel, DType):
+            assert stream == fake_gpu.MAIN_STREAM
+            src, dst, count, factor = (value.value for value in arguments)
+            size = count * kernel.itemsize
+            premultiply(kernel, factor, fake_gpu.bytes_at(src, size), fake_gpu.bytes_at(dst, size))
+            return
+        operands, output, count, divisor = arguments
+        self.fold_on_host(kernel, list(operands), output.value, count.value, divisor.value)
 
 
 class _Room:
@@ -82,6 +91,29 @@ class _Nccl:
         pass
 
 
+class _Mover:
+    """Moves what the reference path moves through stock calls."""
+
+    def __init__(self, gpu: fake_gpu.FakeGpu) -> None:
+        self.gpu = gpu
+
+    def copy(self, stream: int, src: DeviceMemory, dst: DeviceMemory) -> None:
+        assert src.size == dst.size
+        ctypes.memmove(dst.start, src.start, src.size)
+
+    def exchange(self, stream: int, sends: Sequence[Parcel], recvs: Sequence[Parcel]) -> None:
+        self.gpu["ncclGroupStart"]()
+        for peer, memory in sends:
+            self.gpu["ncclSend"](memory.start, memory.size, 1, peer, fake_gpu.COMM, stream)
+        for peer, memory in recvs:
+            self.gpu["ncclRecv"](memory.start, memory.size, 1, peer, fake_gpu.COMM, stream)
+        self.gpu["ncclGroupEnd"]()
+
+    def gather(self, stream: int, src: DeviceMemory, dst: DeviceMemory) -> None:
+        assert dst.size == src.size * self.gpu.network.world_size
+        self.gpu["ncclAllGather"](src.start, dst.start, src.size, 1, fake_gpu.COMM, stream)
+
+
 class _World:
     """Communicators of all ranks, each used from a thread of its own."""
 
@@ -99,8 +131,9 @@ class _World:
     def _make(self, rank: int, world_size: int, options: Options, kernels: fake_gpu.Kernels) -> None:
         known: Any = _Kernels(rank, kernels)
         self.communicators[rank] = CudaCommunicator(
-            "fake", None, rank, world_size, options, 1, known, _Room, lambda: None, 1.0
-        )
+            "fake", None, rank, world_size, options, 1, known, _Room, lambda: None, 1.0,
+            _Mover(self.gpus[rank]) if options.cuda_path == "reference" else None,
+        )  # fmt: skip
 
     def on_each(self, function: Callable[[int], Any]) -> list[Any]:
         results: list[Any] = [None] * len(self.gpus)
@@ -157,6 +190,31 @@ def test_all_reduce_on_every_rank(world_size: int, op: str, monkeypatch: pytest.
         for output in _run(world, call, given, **more):
             assert np.array_equal(output, expected)
     assert [communicator.sequence for communicator in world.communicators] == [2] * world_size
+
+
+@pytest.mark.parametrize("schedule", ["auto", "direct", "halving", "oneshot", "ring"])
+@pytest.mark.parametrize("world_size", [3, 8])
+def test_the_reference_path_makes_the_same_calls(
+    schedule: str, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From Python what native code does: the same operations in the same order on the same streams, the same bits."""
+    if schedule == "auto":
+        fake_gpu_world.gather_results_always(monkeypatch)
+    association = "ring" if schedule == "ring" else "tree"
+    given = inputs.make("float32", 1003, world_size)
+    expected = inputs.bits(oracle.reduce(given, "float32", "sum", association=association, ring_chunk_elems=64))
+    told = []
+    for path in ("native", "reference"):
+        options = Options(
+            association=association, schedule=schedule, ring_chunk_elems=64, chunk_bytes=1024, cuda_path=path
+        )
+        world = _World(world_size, options, monkeypatch)
+        for output in _run(world, CALL, given):
+            assert np.array_equal(output, expected)
+        assert (world.communicators[0]._nccl is None) == (path == "reference")
+        names = [[name for name, *_ in gpu.calls if name.startswith("nccl") or "Event" in name] for gpu in world.gpus]
+        told.append(names)
+    assert told[0] == told[1]
 
 
 def test_memory_that_overlaps_otherwise_is_staged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,9 +62,19 @@ class DeviceBackend:
 
 
 class CudaDeviceBackend(DeviceBackend):
-    """The same for CUDA: stock NCCL must get a list of sends and receives in a block."""
+    """The same for CUDA: stock NCCL must get a list of sends and receives in a block.
+
+    Groups that know their device are split: so does torch's device mesh where ``init_process_group`` got a device_id.
+    """
 
     supports_coalescing = True
+    supports_splitting = True
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """What NCCL needs of ranks that are not in a new group; nothing here."""
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Nothing: what carries CUDA tensors is connected by the first of them."""
 
 
 class ProcessGroup(TorchMethods, dist.ProcessGroup):  # type: ignore[misc]

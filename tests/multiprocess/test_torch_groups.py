@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What torch asks of a group beside collectives: names, devices, subgroups, splitting, composite backends."""
 
+import importlib
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -103,6 +104,36 @@ def _split(rank: int, world_size: int) -> list[bool]:
 @pytest.mark.skipif(form_under_test() == "backend", reason="splitting is the other form's alone")
 def test_split_group(ranks: Ranks) -> None:
     assert all(map(all, ranks.run(_split)))
+
+
+def _with_a_device(rank: int, world_size: int) -> list[bool]:
+    """What torch does where ``init_process_group`` got a device_id, as it can with a GPU alone: it splits groups."""
+    torch.accelerator.is_available = lambda: True
+    torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+    given = inputs.make("float32", 200, world_size, 2)
+    try:
+        with group() as pg:
+            pg.bound_device_id = torch.device("cuda:0")
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+            outcome = []
+            for name, members in (("inner", [rank // 2 * 2, rank // 2 * 2 + 1]), ("outer", [rank % 2, rank % 2 + 2])):
+                value = tensor(given[rank], "float32")
+                dist.all_reduce(value, group=mesh[name].get_group())
+                expected = oracle.reduce([given[member] for member in members], "float32", "sum")
+                outcome.append(bits(value) == inputs.bits(expected).tobytes())
+            pair = dist.split_group(split_ranks=[[0, 3]])
+            outcome.append((pair is None) == (rank in (1, 2)))
+            three = dist.new_group([0, 1, 3])
+            if rank != 2:
+                dist.barrier(group=three)
+            return outcome
+    finally:
+        importlib.reload(torch.accelerator)
+
+
+@pytest.mark.skipif(form_under_test() == "backend", reason="splitting is the other form's alone")
+def test_a_mesh_of_groups_that_know_their_device(ranks: Ranks) -> None:
+    assert all(map(all, ranks.run(_with_a_device)))
 
 
 def _composite(rank: int, world_size: int, backend: str) -> dict[str, object]:

@@ -11,32 +11,24 @@ import torch
 import torch.distributed as dist
 
 from detcomm.errors import UsageError
+from detcomm.movement import process_group_around
 from detcomm.process_group import ProcessGroup
 
-_STOCK_NAMES = {
-    "allreduce": "allreduce",
-    "allreduce_coalesced": "allreduce_coalesced",
-    "reduce": "reduce",
-    "reduce_scatter": "reduce_scatter",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "_reduce_scatter_base": "_reduce_scatter_base",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
-    "allgather": "allgather",
-    "allgather_coalesced": "allgather_coalesced",
-    "all_gather_single": "_allgather_base",
-    "_allgather_base": "_allgather_base",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
-    "allgather_into_tensor_coalesced": "allgather_into_tensor_coalesced",
-    "broadcast": "broadcast",
-    "gather": "gather",
-    "scatter": "scatter",
-}
-"""The reductions and collectives of a process group, and their names on a stock backend. The rest is gloo's anyway."""
+_ROUTED_METHODS = (
+    *("allreduce", "allreduce_coalesced", "reduce"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    *("allgather", "allgather_coalesced", "all_gather_single", "all_gather_single_coalesced"),
+    *("_allgather_base", "allgather_into_tensor_coalesced"),
+    *("broadcast", "gather", "scatter"),
+)
+"""The collectives of a process group that are not gloo's anyway, under all names of torch 2.11 to 2.14."""
 
 
 class CudaProcessGroup(ProcessGroup):
     """``ProcessGroup`` for CUDA tensors beside stock gloo for CPU tensors."""
+
+    _around_stock: Any = None
 
     def _get_backend(self, device: Any) -> Any:
         return self._cuda_backend if torch.device(device).type == "cuda" else self._stock()
@@ -53,13 +45,24 @@ class CudaProcessGroup(ProcessGroup):
             raise UsageError(f"group {self._name} has no backend for CPU tensors; it was made with {known!r}")
         return self._group.movement.inner
 
+    def _stock_group(self) -> Any:
+        """The same with all methods of a process group, as torch calls them."""
+        inner = self._stock()
+        if self._around_stock is None:
+            self._around_stock = process_group_around(inner, "cpu", self.get_group_store())
+        return self._around_stock
 
-def _routed(name: str, stock_name: str) -> Any:
+    def shutdown(self) -> None:
+        self._around_stock = None  # it holds the stock backend, and that holds network devices
+        super().shutdown()
+
+
+def _routed(name: str) -> Any:
     ours = getattr(ProcessGroup, name)
 
     def method(self: CudaProcessGroup, *args: Any, **kwargs: Any) -> dist.Work:
         if _first_device(args).type == "cpu":
-            work: dist.Work = getattr(self._stock(), stock_name)(*args, **kwargs)
+            work: dist.Work = getattr(self._stock_group(), name)(*args, **kwargs)
             return work
         routed: dist.Work = ours(self, *args, **kwargs)
         return routed
@@ -69,8 +72,8 @@ def _routed(name: str, stock_name: str) -> Any:
     return method
 
 
-for _name, _stock_name in _STOCK_NAMES.items():
-    setattr(CudaProcessGroup, _name, _routed(_name, _stock_name))
+for _name in _ROUTED_METHODS:
+    setattr(CudaProcessGroup, _name, _routed(_name))
 
 
 def _first_device(args: tuple[Any, ...]) -> torch.device:

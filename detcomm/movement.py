@@ -238,6 +238,19 @@ class Movement:
         return [split * row_bytes for split in splits]
 
 
+def process_group_around(inner: Any, device: str, store: Any) -> Any:
+    """A plain process group of torch around a stock backend: it has the methods of every kind of call.
+
+    A backend alone lacks some in Python, the coalesced ones of gloo for instance. Holds ``inner`` while it lives.
+    """
+    kinds = dist.ProcessGroup.BackendType
+    kind = kinds.NCCL if device == "cuda" else kinds.GLOO
+    stock: Any = dist.ProcessGroup(store, inner.rank(), inner.size())
+    stock._set_default_backend(kind)
+    stock._register_backend(torch.device(device), kind, inner)
+    return stock
+
+
 def transport_error(label: str, error: RuntimeError) -> TransportError:
     """What gloo says, as one of our errors."""
     text = str(error).partition("\n")[0]

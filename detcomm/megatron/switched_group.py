@@ -15,6 +15,7 @@ import torch.distributed as dist
 from detcomm import torch_backend
 from detcomm.cuda_process_group import CudaProcessGroup
 from detcomm.errors import UsageError
+from detcomm.movement import process_group_around
 from detcomm.process_group import ProcessGroup
 
 SWITCHED_BACKEND_NAME = "detcomm_switched"
@@ -91,16 +92,9 @@ def _either(kind: type[ProcessGroup], name: str) -> Callable[..., dist.Work]:
 
 
 def _stock_group(group: Any, device: str, inner: Any) -> Any:
-    """A plain process group of torch around the inner backend: it has every method of every kind of call."""
     known: dict[str, Any] = vars(group).setdefault("_stock_groups", {})
     if device not in known:
-        kinds = dist.ProcessGroup.BackendType
-        kind = kinds.NCCL if device == "cuda" else kinds.GLOO
-        # The constructor with a store, which the stubs do not tell; nothing is kept there.
-        stock: Any = dist.ProcessGroup(group.get_group_store(), group.rank(), group.size())
-        stock._set_default_backend(kind)
-        stock._register_backend(torch.device(device), kind, inner)
-        known[device] = stock
+        known[device] = process_group_around(inner, device, group.get_group_store())
     return known[device]
 
 

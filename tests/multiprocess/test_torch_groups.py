@@ -142,6 +142,10 @@ def _composite(rank: int, world_size: int, backend: str) -> dict[str, object]:
         dist.all_reduce(value)
         scattered = torch.empty(1)
         dist.reduce_scatter_tensor(scattered, torch.full((world_size,), float(rank)))
+        coalesced = torch.empty(1)
+        with dist._coalescing_manager(async_ops=True) as works:
+            dist.reduce_scatter_tensor(coalesced, torch.full((world_size,), float(rank)))
+        works.wait()
         gathered = [None] * world_size
         dist.all_gather_object(gathered, rank)
         work = dist.all_reduce(torch.ones(3), async_op=True)
@@ -151,7 +155,7 @@ def _composite(rank: int, world_size: int, backend: str) -> dict[str, object]:
             dist.barrier(group=subgroup)
         dist.barrier()
         return {
-            "sum": value.tolist() == [6.0] * 3 and scattered.tolist() == [6.0],
+            "sum": value.tolist() == [6.0] * 3 and scattered.tolist() == coalesced.tolist() == [6.0],
             "objects": gathered == list(range(world_size)),
             "stock": isinstance(pg._get_backend(torch.device("cpu")), dist.ProcessGroupGloo),
             "device": pg._get_backend(torch.device("cuda")).name(),

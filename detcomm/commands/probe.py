@@ -21,7 +21,7 @@ from detcomm.options import Options
 from detcomm.probing import Probed, probe
 from detcomm.probing.drawing import check_can_draw, draw
 from detcomm.probing.probe import check_can_probe
-from detcomm.reducers import examine
+from detcomm.reducers import check_can_examine, examine
 
 _SHOWN_RANGES = 32
 """Rows of one table; the JSON has them all."""
@@ -60,6 +60,7 @@ def probe_command(
             raise UsageError(f"--root: expected a rank below {nproc}, got {root}")
     if drawing is not None:
         check_can_draw(drawing)
+    check_can_examine(backend, device, lists.split(imports))
     place = take_place(nproc, over_mpi=backend == "mpi")
     examined = examine(backend, device, lists.split(imports))
     if refusals := [why for dtype in types if (why := examined.refusal(ReduceOp.SUM, dtype)) is not None]:

@@ -16,7 +16,7 @@ from detcomm.collectives import DType
 from detcomm.commands import lists
 from detcomm.commands.ranks import JsonOption, NprocOption, take_place
 from detcomm.errors import UsageError
-from detcomm.reducers import examine
+from detcomm.reducers import check_can_examine, examine
 from detcomm.verification import Scope, Verdict, verify
 from detcomm.verification.contract import Guarantee
 from detcomm.verification.run import QUICK
@@ -53,6 +53,7 @@ def verify_command(
         scope = replace(scope, dtypes=lists.to_dtypes(dtypes, "--dtypes"))
     if ops is not None:
         scope = replace(scope, ops=lists.to_ops(ops, "--ops"))
+    check_can_examine(backend, device, lists.split(imports))
     place = take_place(nproc, over_mpi=backend == "mpi")
     examined = examine(backend, device, lists.split(imports))
     if count is not None and count < examined.world_size:

@@ -122,6 +122,26 @@ def check_device(device: str) -> None:
         raise UsageError("--device cuda: torch sees no CUDA device here")
 
 
+def check_backend(backend: str, device: str, imports: Sequence[str]) -> None:
+    """Import what registers a backend, then refuse one that torch does not know, or not on this device.
+
+    Raises:
+        UsageError: saying which, and what there is.
+    """
+    for module in imports:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UsageError(f"--import {module}: {error}") from error
+    known = {name.lower() for name in dist.Backend.backend_list} - {"undefined"}
+    names = [part.rpartition(":")[2] for part in backend.lower().split(",")]
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"--backend: torch knows no {unknown[0]!r}; it knows {', '.join(sorted(known))}, and mpi")
+    check_device(device)
+    if device == "cpu" and backend == "nccl":
+        raise UsageError("--backend nccl needs --device cuda")
+
+
 def own_device(device: str) -> torch.device:
     """This rank's device, made the current one; ranks of a host take its GPUs in turn."""
     if device == "cpu":
@@ -140,18 +160,7 @@ class TorchExamined(Examined):
     """A backend of torch.distributed, or a list of them by device as ``init_process_group`` takes it."""
 
     def __init__(self, backend: str, device: str, imports: Sequence[str]) -> None:
-        for module in imports:
-            try:
-                importlib.import_module(module)
-            except ImportError as error:
-                raise UsageError(f"--import {module}: {error}") from error
-        known = {name.lower() for name in dist.Backend.backend_list}
-        names = [part.rpartition(":")[2] for part in backend.lower().split(",")]
-        if unknown := [name for name in names if name not in known]:
-            raise UsageError(f"--backend: torch knows no {unknown[0]!r}; it knows {', '.join(sorted(known))}, and mpi")
-        check_device(device)
-        if device == "cpu" and backend == "nccl":
-            raise UsageError("--backend nccl needs --device cuda")
+        check_backend(backend, device, imports)
         warnings.filterwarnings("ignore", category=FutureWarning)  # torch renames collectives from release to release
         self.name = backend
         self.device = device

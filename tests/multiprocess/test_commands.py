@@ -144,7 +144,7 @@ def test_mpi_is_probed_under_its_own_launcher(tmp_path: Path) -> None:
 
 
 def test_a_backend_that_torch_does_not_know_is_refused() -> None:
-    from detcomm.reducers import examine
+    from detcomm.reducers import check_can_examine, examine
 
     for arguments, says in (
         (("carrier-pigeon",), "torch knows no 'carrier-pigeon'; it knows .*gloo.*, and mpi"),
@@ -154,5 +154,7 @@ def test_a_backend_that_torch_does_not_know_is_refused() -> None:
         (("nccl",), "--backend nccl needs --device cuda"),
         (("gloo", "cpu", ["no_such_module"]), "--import no_such_module: "),
     ):
+        with pytest.raises(UsageError, match=says):
+            check_can_examine(*arguments)  # before ranks are started
         with pytest.raises(UsageError, match=says):
             examine(*arguments)

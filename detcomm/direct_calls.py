@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short way of the calls made most: one that its caller waits for, on CPU tensors, run natively as a whole.
+"""The short way of the calls made most: one that its caller waits for, run natively as a whole.
 
 The long way, by a batch of requests and the group's worker, costs some 15 us of Python whatever is called. Here a call
 is looked up by its tensors' types and sizes, and what it was lowered to when it last came is run on the caller's
-thread. Both ways end in the same native call, so ranks need not take the same one; whatever is out of the ordinary
-takes the long way, which also says what is wrong with it. Knows nothing of how a call is run.
+thread, or issued to the current stream if its tensors are CUDA's. Both ways end in the same native call, so ranks need
+not take the same one; whatever is out of the ordinary takes the long way, which also says what is wrong with it. Knows
+nothing of how a call is run.
 """
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -17,10 +18,14 @@ from detcomm import torch_calls
 from detcomm.communicator import Communicator
 from detcomm.errors import TransportError
 from detcomm.lazy_communicator import LazyCommunicator
+from detcomm.lazy_cuda import LazyCuda
 from detcomm.tensor_memory import is_plain
 from detcomm.torch_calls import Batch
 from detcomm.transports.base import PreparedCall
 from detcomm.worker import Worker
+
+if TYPE_CHECKING:
+    from detcomm.cuda.direct_calls import CudaDirectCalls, KnownCall
 
 _CACHED_CALLS = 1024
 _NO_TIMEOUT = timedelta(milliseconds=-1)
@@ -45,6 +50,7 @@ class DirectCalls:
         blocks: the group's open blocks, by thread; while there are any, all calls take the long way.
         communicator: the group's; until it is connected, all calls take the long way.
         lost: makes the group unusable after an error of the transport; the error to raise.
+        cuda: the half for CUDA tensors; ``None`` where their calls take the long way.
     """
 
     def __init__(
@@ -54,8 +60,10 @@ class DirectCalls:
         blocks: Mapping[int, object],
         communicator: LazyCommunicator | None,
         lost: Callable[[TransportError], TransportError],
+        cuda: LazyCuda | None,
     ) -> None:
         self.alone = world_size == 1
+        self._cuda = cuda
         self.num_started = 0
         self.num_completed = 0
         self._world_size = world_size
@@ -68,6 +76,10 @@ class DirectCalls:
 
     def all_reduce(self, tensor: torch.Tensor, op: Any, timeout: timedelta | None, timeout_s: float) -> bool:
         """A tensor in place; ``op`` is torch's object, ``timeout`` the call's own, if any, before the group's."""
+        if tensor.is_cuda:
+            cuda = self._on_gpu()
+            on_gpu = None if cuda is None else cuda.find_all_reduce(tensor, op)
+            return on_gpu is not None and self._run_on_gpu(on_gpu, tensor, tensor, timeout, timeout_s)
         if not is_plain(tensor):
             return False
         key = (tensor.dtype, tensor.numel(), op.op.value)
@@ -81,6 +93,10 @@ class DirectCalls:
         self, output: torch.Tensor, input: torch.Tensor, op: Any, timeout: timedelta, timeout_s: float
     ) -> bool:
         """Equal shards of one input."""
+        if input.is_cuda:
+            cuda = self._on_gpu()
+            on_gpu = None if cuda is None else cuda.find_reduce_scatter(output, input, op)
+            return on_gpu is not None and self._run_on_gpu(on_gpu, input, output, timeout, timeout_s)
         if not (is_plain(output) and is_plain(input)):
             return False
         key = (input.dtype, input.numel(), op.op.value, output.dtype, output.numel())
@@ -92,6 +108,10 @@ class DirectCalls:
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor, timeout: timedelta, timeout_s: float) -> bool:
         """Equal shards of one output."""
+        if input.is_cuda:
+            cuda = self._on_gpu()
+            on_gpu = None if cuda is None else cuda.find_all_gather(output, input)
+            return on_gpu is not None and self._run_on_gpu(on_gpu, input, output, timeout, timeout_s)
         if not (is_plain(output) and is_plain(input)):
             return False
         key = (input.dtype, input.numel(), output.dtype, output.numel())
@@ -106,6 +126,7 @@ class DirectCalls:
         self.alone = False
         self._closed = True
         self._known = {}
+        self._cuda = None
 
     def _learn(self, key: tuple[Any, ...], batch: Callable[[], Batch]) -> _Known | None:
         communicator = None if self._communicator is None else self._communicator.made
@@ -130,8 +151,7 @@ class DirectCalls:
         return self._run(known, source, target, timeout, timeout_s)
 
     def _run(self, known: _Known, source: int, target: int, timeout: timedelta | None, timeout_s: float) -> bool:
-        if timeout is not None and timeout != _NO_TIMEOUT and (own_s := timeout.total_seconds()) > 0:
-            timeout_s = own_s
+        timeout_s = _in_seconds(timeout, timeout_s)
         if self._blocks or not self._worker.try_begin():
             return False
         self.num_started += 1
@@ -143,3 +163,28 @@ class DirectCalls:
             self.num_completed += 1
             self._worker.end()
         return True
+
+    def _on_gpu(self) -> "CudaDirectCalls | None":
+        return None if self._cuda is None else self._cuda.direct
+
+    def _run_on_gpu(
+        self, known: "KnownCall", input: torch.Tensor, output: torch.Tensor, timeout: timedelta | None, timeout_s: float
+    ) -> bool:
+        cuda = self._on_gpu()
+        if self._blocks or cuda is None:
+            return False
+        self.num_started += 1
+        try:
+            cuda.run(known, input.data_ptr(), output.data_ptr(), _in_seconds(timeout, timeout_s))
+        except TransportError as error:
+            raise self._lost(error) from error
+        finally:
+            self.num_completed += 1
+        return True
+
+
+def _in_seconds(timeout: timedelta | None, usual_s: float) -> float:
+    """The call's own timeout before the group's."""
+    if timeout is None or timeout == _NO_TIMEOUT or (own_s := timeout.total_seconds()) <= 0:
+        return usual_s
+    return own_s

@@ -66,7 +66,8 @@ class Group:
         self._num_started = 0
         self._num_completed = 0
         self._blocks: dict[int, Block] = {}
-        self.direct = DirectCalls(self.world_size, self._worker, self._blocks, communicator, self.lost)
+        cuda = None if self._agrees_on_gpu else self._cuda
+        self.direct = DirectCalls(self.world_size, self._worker, self._blocks, communicator, self.lost, cuda)
         self.failure: TransportError | None = None
         self._failing = threading.Lock()
         self._closed = False

@@ -17,11 +17,15 @@ from detcomm.movement import Movement
 from detcomm.torch_calls import Batch
 
 if TYPE_CHECKING:
+    from detcomm.cuda.direct_calls import CudaDirectCalls
     from detcomm.cuda.group import CudaGroup
 
 
 class LazyCuda:
     """A ``CudaGroup``, or none yet.
+
+    Attributes:
+        direct: the short way of plain calls, once the group is connected.
 
     Args:
         name: of the group, for error texts.
@@ -31,6 +35,7 @@ class LazyCuda:
     def __init__(self, name: str, make: "Callable[[], CudaGroup] | None") -> None:
         self._name = name
         self._make = make
+        self.direct: CudaDirectCalls | None = None
         self._made: CudaGroup | None = None
         self._lock = threading.Lock()
 
@@ -47,7 +52,11 @@ class LazyCuda:
 
     def reduce(self, name: str, batch: Batch, asynchronous: bool, timeout_s: float) -> dist.Work:
         """See ``CudaGroup.reduce``."""
-        return self._get().reduce(name, batch, asynchronous, timeout_s)
+        made = self._get()
+        work = made.reduce(name, batch, asynchronous, timeout_s)
+        if self.direct is None:
+            self.direct = made.direct_calls()
+        return work
 
     def close_block(self, block: Block, reduce: Callable[[Batch], dist.Work]) -> list[Any]:
         """Issue what an open block has gathered of CUDA tensors; its works."""

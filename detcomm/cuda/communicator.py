@@ -8,31 +8,27 @@ whose operations were mixed in different orders on two ranks would wait for each
 Knows torch only through the two functions that it is given: one allocates, one says whether a graph is captured.
 """
 
-import ctypes
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from detcomm.call import Call
-from detcomm.cuda.bounded_plan import bounded_plan
+from detcomm.cuda.contribution import contribute
 from detcomm.cuda.device import device_lock
 from detcomm.cuda.events import Event, EventPool
 from detcomm.cuda.in_flight import InFlight, InFlightQueue
-from detcomm.cuda.kernels import Kernels, copy_blocks
+from detcomm.cuda.kernels import Kernels
 from detcomm.cuda.libraries import driver, nccl, relaxed_capture
 from detcomm.cuda.native_call import IN_ORDER, NativeCall, Order, Streams
 from detcomm.cuda.nccl import NcclCommunicator
 from detcomm.cuda.prepared import Prepared, PreparedCalls
-from detcomm.cuda.program import Compiler, Program, failure_text, make_program
+from detcomm.cuda.program import Program, failure_text
 from detcomm.cuda.reference_call import Mover, ReferenceCall
 from detcomm.cuda.scratch import Block, Scratch
 from detcomm.errors import NativeError, PeerTimeoutError, TransportError
 from detcomm.memory import DeviceMemory, device_may_run_in_place
 from detcomm.options import Options
 from detcomm.request import Request
-
-_CACHED_PROGRAMS = 256
 
 
 class CudaCommunicator:
@@ -68,17 +64,13 @@ class CudaCommunicator:
         self.kernels = kernels
         self.sequence = 0
         self.has_captured = False
-        self._options = options
-        self._block_size = block_size
-        self._allocate = allocate
         self._lock = device_lock(kernels.device)
         self._pool = EventPool()
         self._in_flight = InFlightQueue()
         self._scratch = Scratch(options.scratch_bytes, allocate)
         self._last_stream = 0
         self._last: Event | None = None
-        self._programs = lru_cache(maxsize=_CACHED_PROGRAMS)(self._make_program)
-        self._calls = PreparedCalls(rank, world_size, self._programs)
+        self._calls = PreparedCalls(rank, world_size, options, block_size, kernels)
         self._nccl: NcclCommunicator | None = None
         if world_size > 1 and mover is None:
             self._nccl = NcclCommunicator(store, rank, world_size, kernels.make_current, failure, timeout_s)
@@ -115,23 +107,45 @@ class CudaCommunicator:
             except NativeError as error:
                 self.abort()
                 raise TransportError(f"group {self.name}, collective #{self.sequence}: {error}") from error
-            if capturing:
-                self.has_captured = True
-            else:
-                self._last_stream, self._last = streams.main, done
-                first = requests[0]
-                self._in_flight.add(
-                    InFlight(
-                        self.sequence,
-                        first.call,
-                        first.label,
-                        len(requests) - 1,
-                        done,
-                        time.monotonic() + timeout_s,
-                        [kept, *self._scratch.outgrown()],
-                    )
-                )
+            first = requests[0]
+            self._issued(first.call, first.label, len(requests) - 1, streams.main, done, capturing, timeout_s, kept)
             return done
+
+    def find_prepared(self, request: Request) -> Prepared | None:
+        """What a request's call needs, if it was made before."""
+        return self._calls.find(request)
+
+    def run_prepared(
+        self,
+        call: Prepared,
+        label: str,
+        input: int,
+        output: int,
+        streams: Streams,
+        *,
+        capturing: bool,
+        timeout_s: float,
+    ) -> None:
+        """Issue one call whose memory is known to fit, and to be in place or apart; as ``run_many``, with less ado.
+
+        Args:
+            input: address of the input.
+            output: address of the output.
+        """
+        program = call.program
+        assert program is not None, "nothing to exchange"
+        kept: list[Any] = []
+        with self._lock:
+            done = self._pool.take(self.kernels.make_current)
+            self.sequence += 1
+            try:
+                scratch = self._scratch.take_for(call.scratch_bytes, capturing, kept)
+                order = self._order(streams, capturing)
+                self._issue_program(call, program, streams, (input, output, scratch), order, done.handle)
+            except NativeError as error:
+                self.abort()
+                raise TransportError(f"group {self.name}, collective #{self.sequence}: {error}") from error
+            self._issued(call.call, label, 0, streams.main, done, capturing, timeout_s, kept)
 
     def poll(self) -> None:
         """Let go of what is done, and look for what will never be. Called again and again, from any thread.
@@ -171,7 +185,6 @@ class CudaCommunicator:
         if self._nccl is not None:
             self._nccl.close()
         self._calls.clear()
-        self._programs.cache_clear()
         self._in_flight.clear()
         self._scratch.release()
 
@@ -188,6 +201,32 @@ class CudaCommunicator:
             if restore is not None:
                 restore()
 
+    def _order(self, streams: Streams, capturing: bool) -> Order:
+        """Behind the caller's stream, and behind the last call that used the same scratch."""
+        last = self._last
+        shares_scratch = not capturing and last is not None and self._last_stream != streams.main
+        return self._native.order(streams, last.handle if shares_scratch and last is not None else 0)
+
+    def _issued(
+        self,
+        call: Call,
+        label: str,
+        num_more: int,
+        stream: int,
+        done: Event,
+        capturing: bool,
+        timeout_s: float,
+        kept: list[Any],
+    ) -> None:
+        """Remember what the GPU has to do; what is captured, it does when the graph is replayed."""
+        if capturing:
+            self.has_captured = True
+            return
+        self._last_stream, self._last = stream, done
+        held = [kept, *self._scratch.outgrown()]
+        deadline = time.monotonic() + timeout_s
+        self._in_flight.add(InFlight(self.sequence, call, label, num_more, done, deadline, held))
+
     def _issue_all(
         self,
         requests: Sequence[Request],
@@ -198,8 +237,7 @@ class CudaCommunicator:
         done: Event,
     ) -> None:
         """One after the other: the first behind the caller's work and the last call with the same scratch."""
-        shares_scratch = not capturing and self._last is not None and self._last_stream != streams.main
-        order = self._native.order(streams, self._last.handle if shares_scratch and self._last else 0)
+        order = self._order(streams, capturing)
         num_left = len(requests)
         for request, call in zip(requests, prepared, strict=True):
             self.sequence += 1
@@ -229,17 +267,26 @@ class CudaCommunicator:
         )
         if is_staged:
             num_bytes += input.size
-        scratch = 0
-        if num_bytes:
-            scratch = self._scratch_of_graph(num_bytes, kept) if capturing else self._scratch.take(num_bytes)
+        scratch = self._scratch.take_for(num_bytes, capturing, kept)
         if is_staged:
             staged = DeviceMemory(scratch + call.scratch_bytes, input.size)
             self._native.follow(order, streams.main)
             order = IN_ORDER
-            self._move(request, input, staged, streams.main)
+            contribute(self.kernels, request, input, staged, streams.main)
             input = staged
+        self._issue_program(call, program, streams, (input.start, output.start, scratch), order, done)
+
+    def _issue_program(
+        self,
+        call: Prepared,
+        program: Program,
+        streams: Streams,
+        buffers: tuple[int, int, int],
+        order: Order,
+        done: int,
+    ) -> None:
         comm = 0 if self._nccl is None else self._nccl.handle or 0
-        if not self._native.issue(call, comm, streams, (input.start, output.start, scratch), order, done):
+        if not self._native.issue(call, comm, streams, buffers, order, done):
             raise NativeError(failure_text(program, self._native.failure, driver().describe))
 
     def _issue_alone(self, request: Request, stream: int, order: Order, done: int) -> None:
@@ -248,39 +295,6 @@ class CudaCommunicator:
         output: Any = request.output
         self._native.follow(order, stream)
         if self.world_size == 1 and request.call.count:
-            self._move(request, input, output, stream)
+            contribute(self.kernels, request, input, output, stream)
         if done:
             driver().call("cuEventRecord", done, stream)
-
-    def _move(self, request: Request, src: DeviceMemory, dst: DeviceMemory, stream: int) -> None:
-        """Copy, or what the sender of a PREMUL_SUM does."""
-        if request.factor is None:
-            if src.start != dst.start:
-                driver().call("cuMemcpyDtoDAsync_v2", dst.start, src.start, src.size, stream)
-            return
-        dtype = request.call.dtype
-        count = src.size // dtype.itemsize
-        self.kernels.launch(
-            self.kernels.premultiply(dtype),
-            self.kernels.fold_blocks(count, dtype.itemsize),
-            stream,
-            ctypes.c_uint64(src.start),
-            ctypes.c_uint64(dst.start),
-            ctypes.c_uint64(count),
-            ctypes.c_double(request.factor),
-        )
-
-    def _scratch_of_graph(self, num_bytes: int, kept: list[Any]) -> int:
-        """Its own, since a graph may run beside everything."""
-        own = self._allocate(num_bytes)
-        kept.append(own)
-        return own.data_ptr()
-
-    # -- programs -----------------------------------------------------------------------------------------------
-
-    def _make_program(self, call: Call) -> Program | None:
-        if self.world_size == 1 or not call.count:
-            return None
-        kernels = self.kernels
-        compiler = Compiler(kernels.fold, kernels.fold_blocks, kernels.copy, copy_blocks)
-        return make_program(bounded_plan(call, self.rank, self.world_size, self._options, self._block_size), compiler)

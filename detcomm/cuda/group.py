@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from detcomm.cuda.communicator import CudaCommunicator
 from detcomm.cuda.device import device_lock, kernels_of
+from detcomm.cuda.direct_calls import CudaDirectCalls
 from detcomm.cuda.native_call import Streams
 from detcomm.cuda.records import compare_records
 from detcomm.cuda.stock_mover import StockMover
@@ -125,6 +126,10 @@ class CudaGroup:
                 batch.scatter()
             done.record(stream.cuda_stream)
         return CudaWork(name, batch.results, done, stream, kept, self._check, self._on_error, capturing)
+
+    def direct_calls(self) -> CudaDirectCalls | None:
+        """The short way of plain calls, once there is a communicator."""
+        return None if self._communicator is None else CudaDirectCalls(self._communicator, self._side)
 
     def movement(self, device: torch.device) -> Any:
         """A stock NCCL group for what is moved without arithmetic; it connects when it is first used.

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call needs each time it is made: its program, and how much memory it takes on this rank.
 
-Found by the identity of the call, since hashing one takes longer than the rest of a look-up. Knows no CUDA.
+Found by the identity of the call, since hashing one takes longer than the rest of a look-up.
 """
 
 import ctypes
-from collections.abc import Callable
+from functools import lru_cache
 from typing import NoReturn
 
 from detcomm.call import Call
-from detcomm.cuda.program import Program
+from detcomm.cuda.bounded_plan import bounded_plan
+from detcomm.cuda.kernels import Kernels, copy_blocks
+from detcomm.cuda.program import Compiler, Program, make_program
 from detcomm.errors import UsageError
+from detcomm.options import Options
 from detcomm.request import Request
 
 _CACHED_CALLS = 1024
+_CACHED_PROGRAMS = 256
 _ALIGNMENT_BYTES = 256
 
 
@@ -50,13 +54,17 @@ class PreparedCalls:
     """The calls of one rank of a group.
 
     Args:
-        make_program: takes a while the first time, and remembers.
+        block_size: ranks of one aligned block that share a host.
+        kernels: compile and load what a program needs.
     """
 
-    def __init__(self, rank: int, world_size: int, make_program: Callable[[Call], Program | None]) -> None:
+    def __init__(self, rank: int, world_size: int, options: Options, block_size: int, kernels: Kernels) -> None:
         self._rank = rank
         self._world_size = world_size
-        self._make_program = make_program
+        self._options = options
+        self._block_size = block_size
+        self._kernels = kernels
+        self._programs = lru_cache(maxsize=_CACHED_PROGRAMS)(self._make_program)
         self._known: dict[int, Prepared] = {}
 
     def find(self, request: Request) -> Prepared | None:
@@ -92,10 +100,18 @@ class PreparedCalls:
         """Prepare a call that ``check`` has let through."""
         if len(self._known) >= _CACHED_CALLS:
             self._known.clear()
-        prepared = Prepared(call, self._rank, self._make_program(call))
+        prepared = Prepared(call, self._rank, self._programs(call))
         self._known[id(call)] = prepared
         return prepared
 
     def clear(self) -> None:
         """Forget all."""
         self._known.clear()
+        self._programs.cache_clear()
+
+    def _make_program(self, call: Call) -> Program | None:
+        if self._world_size == 1 or not call.count:
+            return None
+        kernels = self._kernels
+        compiler = Compiler(kernels.fold, kernels.fold_blocks, kernels.copy, copy_blocks)
+        return make_program(bounded_plan(call, self._rank, self._world_size, self._options, self._block_size), compiler)

@@ -44,6 +44,16 @@ class Scratch:
             self._grow(num_bytes)
         return self._start
 
+    def take_for(self, num_bytes: int, capturing: bool, kept: list[Any]) -> int:
+        """The same; but a graph that is captured has its own, in ``kept``, since it may run beside everything."""
+        if not num_bytes:
+            return 0
+        if not capturing:
+            return self.take(num_bytes)
+        own = self._allocate(num_bytes)
+        kept.append(own)
+        return own.data_ptr()
+
     def outgrown(self) -> list[Any]:
         """What is no longer needed when the calls issued so far are done. Told once."""
         if not self._outgrown:

@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             *("tensor_memory", "text_agreement", "torch_calls", "work", "worker", "coalescing"),
             *("movement", "lazy_communicator", "direct_calls", "lazy_cuda", "group"),
-            *("cuda.works", "cuda.stock_mover", "cuda.group", "cuda.movement"),
+            *("cuda.works", "cuda.stock_mover", "cuda.direct_calls", "cuda.group", "cuda.movement"),
         ),
     ),
     (

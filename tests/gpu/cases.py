@@ -65,6 +65,16 @@ def cases(world_size: int, thorough: bool) -> Iterator[Case]:
         yield Case("reduce", "float16", "sum", 5003, Options(accumulate=accumulate))
     yield Case("all_reduce", "float32", "sum", 3 << 20, Options(chunk_bytes=1 << 20))
     yield Case("all_reduce", "float32", "sum", 1, Options())
+    for path in ("native", "reference"):  # node_size 1: as if every rank had a host of its own
+        options = Options(cuda_path=path, node_size=1)
+        yield Case("all_reduce", "bfloat16", "avg", (9 << 20) + 5, options)
+        yield Case("reduce_scatter", "float32", "sum", 30_011 * world_size, options)
+    for association, schedule in (("tree", "halving"), ("linear", "direct"), ("ring", "ring")) if thorough else ():
+        options = Options(
+            cuda_path="reference", association=association, schedule=schedule, ring_chunk_elems=1 << 10,
+            chunk_bytes=1 << 16,
+        )  # fmt: skip
+        yield Case("all_reduce", "bfloat16", "sum", 100_003, options, offset=3)
 
 
 def compile_together(all_cases: list[tuple[int, Case]], rank: int, num_ranks: int) -> int:

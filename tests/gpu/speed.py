@@ -60,7 +60,8 @@ def table(rank: int, world_size: int, sizes: tuple[int, ...] = SIZES) -> list[st
             "all_gather": lambda group, t=tensor, s=shard: dist.all_gather_into_tensor(t, s, group=group),
         }
         for name, action in actions.items():
-            device_ms, host_us = in_turn(action, {"stock": stock, "detcomm": None}, 30 if num_bytes <= 1 << 20 else 9)
+            turns = 61 if num_bytes <= 1 << 20 else 17
+            device_ms, host_us = in_turn(action, {"stock": stock, "detcomm": None}, turns)
             ratio = device_ms["detcomm"] / device_ms["stock"]
             lines.append(
                 f"{name:14} {num_bytes:>10} B  stock {device_ms['stock']:8.3f} ms  detcomm {device_ms['detcomm']:8.3f} "
@@ -74,7 +75,8 @@ def in_turn(action: Any, groups: dict[str, Any], turns: int) -> tuple[dict[str, 
     """Medians of an action on each of several groups in turn: device time in ms, and host time in us."""
     device_ms: dict[str, list[float]] = {name: [] for name in groups}
     host_us: dict[str, list[float]] = {name: [] for name in groups}
-    for turn in range(turns + 3):
+    num_warm = 3 + turns // 3
+    for turn in range(turns + num_warm):
         for name, group in groups.items():
             torch.cuda.synchronize()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -84,7 +86,7 @@ def in_turn(action: Any, groups: dict[str, Any], turns: int) -> tuple[dict[str, 
             host = time.perf_counter() - started
             end.record()
             torch.cuda.synchronize()
-            if turn >= 3:
+            if turn >= num_warm:
                 device_ms[name].append(begin.elapsed_time(end))
                 host_us[name].append(host * 1e6)
     return _medians(device_ms), _medians(host_us)

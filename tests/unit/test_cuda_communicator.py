@@ -13,7 +13,7 @@ import pytest
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda import communicator as module
-from detcomm.cuda import events, libraries, native
+from detcomm.cuda import contribution, events, libraries, native
 from detcomm.cuda.communicator import CudaCommunicator
 from detcomm.cuda.native_call import Streams
 from detcomm.cuda.reference_call import Parcel
@@ -121,7 +121,7 @@ class _World:
         self.here = threading.local()
         network, kernels = fake_gpu.Network(world_size), fake_gpu.Kernels()
         self.gpus = [fake_gpu.FakeGpu(rank, network, kernels) for rank in range(world_size)]
-        for place in (module, events, libraries):
+        for place in (module, events, libraries, contribution):
             monkeypatch.setattr(place, "driver", lambda: self.here.gpu)
         monkeypatch.setattr(module, "nccl", lambda: self.here.gpu)
         monkeypatch.setattr(module, "NcclCommunicator", _Nccl)

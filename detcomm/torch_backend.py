@@ -3,7 +3,7 @@
 
 A ``ProcessGroup`` subclass works on every torch that detcomm supports, and is the default. ``DETCOMM_FORM=backend``
 chooses a ``Backend`` inside a stock process group instead, which torch >= 2.14 lets Python define: calls pass torch's
-dispatcher (profilers see them) and cost 2 us more.
+dispatcher (profilers see them) and cost 2 us more; but torch 2.14 forgets what a Python work can tell (``backend.py``).
 """
 
 import os

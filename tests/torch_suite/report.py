@@ -24,7 +24,10 @@ side believe in `gloo` or `mpi`, and the groups are detcomm's. Under an alias no
 bear the name that torch's C++ gives them. A `nccl` alias would open nothing here, since those tests want GPUs.
 
 The bar: no test fails or errs, and each test that gloo passes is passed by detcomm under one of its names. Exceptions
-stand in `tests/torch_suite/exceptions.json`, each with its reason; `make conformance` fails at anything else."""
+stand in `tests/torch_suite/exceptions.json`, each with its reason; `make conformance` fails at anything else.
+
+CI takes gloo and detcomm as gloo and as mpi on three ranks, side by side. The seconds below are each run's own, with as
+many runs at a time as there are cores, four at most."""
 
 
 def table(results: Results, exceptions: Exceptions) -> str:
@@ -53,6 +56,7 @@ def page(results: Results, exceptions: Exceptions, findings: list[str]) -> str:
     parts += ["## Exceptions", _exceptions(exceptions), "## Why tests are skipped", _skips(results)]
     if findings:
         parts += ["## Findings", "\n".join(f"- {finding}" for finding in findings)]
+    parts.append(Path(__file__).with_name("other_releases.md").read_text().rstrip())
     return "\n\n".join(parts) + "\n"
 
 

@@ -4,7 +4,7 @@
 import ctypes
 import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -45,11 +45,31 @@ def folds(rank: int, world_size: int) -> list[str]:
     return lines
 
 
-def table(rank: int, world_size: int, sizes: tuple[int, ...] = SIZES) -> list[str]:
-    """Medians, stock and detcomm in turn; on rank 0."""
+class Row(NamedTuple):
+    """One collective of one size: medians of stock NCCL and of detcomm."""
+
+    collective: str
+    num_bytes: int
+    num_ranks: int
+    stock_ms: float
+    detcomm_ms: float
+    stock_host_us: float
+    detcomm_host_us: float
+
+    def __str__(self) -> str:
+        ratio = self.detcomm_ms / self.stock_ms
+        return (
+            f"{self.collective:14} {self.num_bytes:>10} B  stock {self.stock_ms:8.3f} ms  "
+            f"detcomm {self.detcomm_ms:8.3f} ms  ratio {ratio:.2f}  "
+            f"host {self.stock_host_us:.0f} / {self.detcomm_host_us:.0f} us"
+        )
+
+
+def table(rank: int, world_size: int, sizes: tuple[int, ...] = SIZES) -> list[Row]:
+    """Stock and detcomm in turn, bfloat16; on rank 0."""
     device = start(rank, world_size)
-    stock = dist.new_group(backend="nccl")
-    lines = []
+    groups = {"stock": dist.new_group(backend="nccl"), "detcomm": None}
+    rows = []
     for num_bytes in sizes:
         count = num_bytes // 2
         tensor = torch.ones(count, dtype=torch.bfloat16, device=device)
@@ -60,15 +80,11 @@ def table(rank: int, world_size: int, sizes: tuple[int, ...] = SIZES) -> list[st
             "all_gather": lambda group, t=tensor, s=shard: dist.all_gather_into_tensor(t, s, group=group),
         }
         for name, action in actions.items():
-            turns = 61 if num_bytes <= 1 << 20 else 17
-            device_ms, host_us = in_turn(action, {"stock": stock, "detcomm": None}, turns)
-            ratio = device_ms["detcomm"] / device_ms["stock"]
-            lines.append(
-                f"{name:14} {num_bytes:>10} B  stock {device_ms['stock']:8.3f} ms  detcomm {device_ms['detcomm']:8.3f} "
-                f"ms  ratio {ratio:.2f}  host {host_us['stock']:.0f} / {host_us['detcomm']:.0f} us"
-            )
+            device_ms, host_us = in_turn(action, groups, 61 if num_bytes <= 1 << 20 else 17)
+            times = (device_ms["stock"], device_ms["detcomm"], host_us["stock"], host_us["detcomm"])
+            rows.append(Row(name, num_bytes, world_size, *times))
     dist.destroy_process_group()
-    return lines
+    return rows
 
 
 def in_turn(action: Any, groups: dict[str, Any], turns: int) -> tuple[dict[str, float], dict[str, float]]:

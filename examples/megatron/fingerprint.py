@@ -38,18 +38,11 @@ def gradients(chunks: Chunks, sharded: bool) -> Iterator[tuple[str, Tensor]]:
             are gathered here: equal gradients are seen to be equal for every bucket size.
     """
     whole: dict[Tensor, Tensor] = {}
-    for chunk in chunks:
-        groups = (
-            (chunk.buffers, parallel_state.get_data_parallel_group(with_context_parallel=True)),
-            (chunk.expert_parallel_buffers, parallel_state.get_expert_data_parallel_group()),
-        )
-        for bucket, places, group in (
-            (b, buffer.param_index_map, g) for buffers, g in groups for buffer in buffers for b in buffer.buckets
-        ):
-            data = _gather(bucket.grad_data, group) if sharded else bucket.grad_data
-            for parameter in bucket.params_list:
-                begin, end, _ = places[parameter]
-                whole[parameter] = data[begin - bucket.offset : end - bucket.offset]
+    for bucket, places, group in _buckets(chunks):
+        data = _gather(bucket.grad_data, group) if sharded else bucket.grad_data
+        for parameter in bucket.params_list:
+            begin, end, _ = places[parameter]
+            whole[parameter] = data[begin - bucket.offset : end - bucket.offset]
     for name, parameter in parameters(chunks):
         yield name, whole[parameter]
 
@@ -104,6 +97,17 @@ def hash_of(tensors: Iterator[tuple[str, Tensor]]) -> str:
             raise RuntimeError(f"{name}: replicas have other bits on ranks {' / '.join(map(str, values.values()))}")
     text = "\n".join(f"{name} {min(values)}" for name, values in sorted(ranks.items()))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _buckets(chunks: Chunks) -> Iterator[tuple[Any, Any, dist.ProcessGroup]]:
+    """Each bucket, where parameters lie in its buffer, and the group over which it is reduced."""
+    dense_group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    expert_group = parallel_state.get_expert_data_parallel_group()
+    for chunk in chunks:
+        for buffers, group in ((chunk.buffers, dense_group), (chunk.expert_parallel_buffers, expert_group)):
+            for buffer in buffers:
+                for bucket in buffer.buckets:
+                    yield bucket, buffer.param_index_map, group
 
 
 def _gather(bucket: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -33,3 +33,13 @@ def micro_batch(text: Tensor, first: int, size: int, length: int, seed: int) -> 
     rows = torch.stack([sample(text, first + index, length, seed) for index in range(size)])
     positions = torch.arange(length).expand(size, length)
     return {"tokens": rows[:, :-1], "labels": rows[:, 1:], "position_ids": positions}
+
+
+def context_shard(batch: dict[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
+    """What a context-parallel rank has of a micro-batch.
+
+    Of ``2 * size`` pieces one from the front and its mirror image from the back: so causal attention costs all ranks
+    the same. Megatron's attention expects this order.
+    """
+    pieces = {name: value.chunk(2 * size, dim=1) for name, value in batch.items()}
+    return {name: torch.cat([parts[rank], parts[2 * size - 1 - rank]], dim=1) for name, parts in pieces.items()}

@@ -213,17 +213,16 @@ def _batches(step: int, learned: Tensor, num_micro_batches: int, arguments: Any)
 
 def _forward(batches: Iterator[dict[str, Tensor]], chunk: torch.nn.Module) -> tuple[Tensor, Any]:
     batch = next(batches)
-    if parallel_state.get_context_parallel_world_size() > 1:
-        from megatron.core.utils import get_batch_on_this_cp_rank
-
-        batch = get_batch_on_this_cp_rank(batch)
+    if (size := parallel_state.get_context_parallel_world_size()) > 1:
+        batch = text.context_shard(batch, parallel_state.get_context_parallel_rank(), size)
     losses = chunk(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
     return losses, _mean
 
 
 def _mean(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     mean = losses.float().mean()
-    return mean, {"loss": mean.detach().clone()}  # Megatron divides the first in place
+    # Megatron multiplies by the context-parallel size again: it expects this rank's part of the mean of a sequence.
+    return mean / parallel_state.get_context_parallel_world_size(), {"loss": mean.detach()}
 
 
 def _mean_loss(losses: list[dict[str, Tensor]]) -> str:

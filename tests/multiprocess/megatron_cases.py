@@ -4,14 +4,17 @@
 Megatron itself is imported on the ranks only: it is patched to run on a CPU there.
 """
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from tests import launch
 
-MODULES = (
+_MODULES = (
     "megatron.core.dist_checkpointing",
     "megatron.core.distributed",
     "megatron.core.models.gpt.gpt_layer_specs",
@@ -19,7 +22,7 @@ MODULES = (
     "megatron.core.optimizer",
     "megatron.core.pipeline_parallel",
 )
-"""Seconds of imports: for ``launch.preload``."""
+"""Seconds of imports, which the server of ranks does once."""
 
 TIMEOUT_S = 300.0
 
@@ -97,6 +100,21 @@ VARIATIONS = (AGAIN, OVERLAP, BUCKETS_20000, BUCKETS_3000, TCP, HALVING, MOVED)
 STOCK_VARIATIONS = (AGAIN, OVERLAP, BUCKETS_20000, BUCKETS_3000, MOVED)
 
 FIRST = Variation("first")
+
+
+def need_megatron() -> None:
+    """Skip the calling test module where Megatron Core is not installed; else get the ranks' imports done once.
+
+    pytest's own process imports nothing of Megatron.
+    """
+    if importlib.util.find_spec("megatron") is None:
+        pytest.skip("megatron-core is not installed", allow_module_level=True)
+    preload()
+
+
+def preload() -> None:
+    """Have the imports done in the server of ranks. Before it starts."""
+    launch.preload(*_MODULES)
 
 
 def train(

@@ -6,11 +6,9 @@ A selection that covers layouts, precisions and variations; the whole product is
 
 import pytest
 
-from tests import launch
 from tests.multiprocess import megatron_cases as cases
 
-pytest.importorskip("megatron.core")
-launch.preload(*cases.MODULES)
+cases.need_megatron()
 
 ALL_AT_ONCE = cases.Variation(
     "all at once",

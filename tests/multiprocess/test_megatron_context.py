@@ -13,8 +13,7 @@ from tests import inputs, launch, oracle
 from tests.multiprocess import megatron_cases as cases
 from tests.torch_tensors import bits, tensor
 
-pytest.importorskip("megatron.core")
-launch.preload(*cases.MODULES)
+cases.need_megatron()
 
 WORLD_SIZE = 4
 COUNT = 24

@@ -11,8 +11,7 @@ import pytest
 from tests import launch
 from tests.multiprocess import megatron_cases as cases
 
-pytest.importorskip("megatron.core")
-launch.preload(*cases.MODULES)
+cases.need_megatron()
 
 LAYOUT = cases.Layout("DP4", 4, ("--distributed-optimizer", "--exact-norm"))
 HALF_SIZE = cases.Layout("DP2", 2, LAYOUT.arguments)

@@ -258,7 +258,9 @@ class Group:
         try:
             if batch.gather is not None:
                 batch.gather()
-            communicator = self._communicator.made or self._communicator.connect(timeout_s)
+            communicator = self._communicator.made
+            if communicator is None:
+                communicator, timeout_s = self._communicator.connect(timeout_s)
             communicator.run_many(batch.requests, timeout_s=timeout_s)
             if batch.scatter is not None:
                 batch.scatter()

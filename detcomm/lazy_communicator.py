@@ -6,6 +6,7 @@ timeout, and no longer than the group lives. Knows nothing of transports.
 """
 
 import threading
+import time
 from collections.abc import Callable
 
 from detcomm.abandonable import Abandonable
@@ -36,8 +37,11 @@ class LazyCommunicator:
         """Agreements so far."""
         return 0 if self.made is None else self.made.sequence
 
-    def connect(self, timeout_s: float) -> Communicator:
+    def connect(self, timeout_s: float) -> tuple[Communicator, float]:
         """Connect, at this rank's first reduction in the group; one thread at a time calls this.
+
+        Returns:
+            The communicator, and how many seconds are left for the call itself.
 
         Raises:
             UsageError: the transport named in the options does not fit these ranks.
@@ -47,6 +51,7 @@ class LazyCommunicator:
         connect = self._connect
         if connect is None or self._failure is not None:
             raise self._given_up()
+        deadline = time.monotonic() + timeout_s
         started = Abandonable(
             f"detcomm-connect-{self._name}",
             lambda: connect(timeout_s, lambda: self._failure is not None),
@@ -60,7 +65,7 @@ class LazyCommunicator:
             made = started.take_or_abandon()
             if made and self._failure is None:
                 self.made = made[0]
-                return made[0]
+                return made[0], max(deadline - time.monotonic(), 0.0)
         if made:
             made[0].close()
         raise started.error or self._given_up()

@@ -69,6 +69,7 @@ TRAFFIC = (
     Traffic("EXPERT_DATA_PARALLEL_GROUP_GLOO", "gloo", "", _CHECKPOINTS),
     Traffic("HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L*", "edp", _EXPERT_GRADIENTS, _PARAMETERS),
     Traffic("HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_GLOO_L*", "gloo", "", _CHECKPOINTS),
+    Traffic("HIERARCHICAL_CONTEXT_PARALLEL_GROUP_GLOO_L*", "gloo", "", _CHECKPOINTS),
     Traffic("GTP_WEIGHT_REMAT_GROUP", "gtp", "gradients of weights made again: reduce-scatter", "weights: all-gather"),
     Traffic("EXPERT_GTP_WEIGHT_REMAT_GROUP", "gtp", "gradients of weights made again", "weights: all-gather"),
     Traffic("TP_BOOTSTRAP_GROUP_MPI", "mpi", "", "start of TransformerEngine's user buffers"),

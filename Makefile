@@ -5,23 +5,30 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 NATIVE := $(shell find CMakeLists.txt native -type f 2>/dev/null)
 
-.PHONY: demo test test-inprocess test-multiprocess test-native test-matrix test-conformance conformance \
-	megatron-matrix check format bench
+.PHONY: demo test test-inprocess test-multiprocess test-multinode test-multinode-quick test-native test-matrix \
+	test-conformance conformance megatron-matrix check format bench
 
 demo: $(VENV)/built
 	PYTHON=$(BIN)/python scripts/demo
 
-test: test-inprocess test-native test-multiprocess
+test: test-inprocess test-native test-multiprocess test-multinode-quick
 
 # Many small cases in one process: spread over the cores.
 test-inprocess: $(VENV)/built
-	$(PYTEST) -q -n 2 --dist worksteal --ignore=tests/multiprocess
+	$(PYTEST) -q -n 2 --dist worksteal --ignore=tests/multiprocess --ignore=tests/multinode
 
 # Each test starts its own ranks: one at a time, so that ranks compete only with each other. With RERUNS a failing one
 # is tried again, and told: on a shared machine a rank may be kept waiting longer than any test's patience.
 RERUNS ?= 0
 test-multiprocess: $(VENV)/built
 	$(PYTEST) -q -n 0 --reruns $(RERUNS) tests/multiprocess
+
+# Ranks on several nodes of this machine, with links that are shaken and cut: a covering selection, and everything.
+test-multinode-quick: $(VENV)/built
+	$(PYTEST) -q -n 0 --reruns $(RERUNS) tests/multinode
+
+test-multinode: $(VENV)/built
+	$(PYTEST) -q -n 0 -m "slow or not slow" tests/multinode
 
 test-native: $(VENV)/built
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test_native

@@ -7,6 +7,7 @@ everybody polls ``check``. Works for TCPStore, FileStore, HashStore and prefixes
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from torch.distributed import PrefixStore, Store
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.02
+SILENCE_S = 20.0
+"""For how long a network may fail before a host counts as vanished: longer than a switch needs to fail over."""
 _KEYS_AT_ONCE = 64
 """All ranks ask one server: a round trip for many keys, but no long requests again and again in large groups."""
 
@@ -78,8 +81,13 @@ def root_of(store: Store) -> Store:
 
 
 def own_connection(store: Store) -> Store:
-    """A client of the same store whose operations wait for nobody else's."""
+    """A client of the same store whose operations wait for nobody else's, and not for long for a host that vanished."""
+    before = _open_sockets()
     connected: Store = cast(Any, store).clone()  # torch's stubs do not know it
+    port = getattr(root_of(store), "port", None)
+    if port is not None:
+        for descriptor, _ in _open_sockets() - before:
+            _limit_silence(descriptor, port)
     return connected
 
 
@@ -96,6 +104,26 @@ def shared_connection(store: Store) -> Store:
         if shared is None:
             shared = _shared[key] = own_connection(root)
         return shared
+
+
+def _open_sockets() -> set[tuple[int, str]]:
+    """Descriptor and identity of each socket of this process."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if (identity := os.readlink(f"/proc/self/fd/{name}")).startswith("socket:"):
+                found.add((int(name), identity))
+    return found
+
+
+def _limit_silence(descriptor: int, port: int) -> None:
+    """Have the kernel end a connection to this port when the other end acknowledges nothing any more.
+
+    A store's client waits for answers without an end, and does not give its socket away.
+    """
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as line:
+        if line.family in (socket.AF_INET, socket.AF_INET6) and line.getpeername()[1] == port:
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(SILENCE_S * 1000))
 
 
 def serves(store: Store) -> bool:

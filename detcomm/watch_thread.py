@@ -210,6 +210,8 @@ class WatchThread:
             self._read_departures(store, entry.group)
             return
         for group in [group for group in self._groups if group.key == entry.group]:
+            if entry.kind is FaultKind.DEATH:  # seen on its own host; nobody need wait for its farewell
+                self._processes.ended.add(group.processes[entry.rank].name)
             group.take(entry)
 
     def _read_departures(self, store: WatchedStore, server: str) -> None:

@@ -42,6 +42,7 @@ class Membership:
         self._pid = os.getpid()
         self._leaving = threading.Lock()
         self._has_left = False
+        self._is_stuck = False
 
     @property
     def fault(self) -> Fault | None:
@@ -58,7 +59,7 @@ class Membership:
             report = Report(self._group, error)
             self._thread.ask(lambda: self._thread.report(report))
             if not self._thread.is_current:
-                report.done.wait(_ANSWER_S)
+                self._is_stuck = not report.done.wait(_ANSWER_S)
         return self._group.fault or self._group.report(error)
 
     def leave(self) -> None:
@@ -70,7 +71,7 @@ class Membership:
         num_completed = self._group.progress().num_completed
         done = threading.Event()
         self._thread.ask(lambda: self._thread.remove(self._group, num_completed, done))
-        if not self._thread.is_current:
+        if not self._thread.is_current and not self._is_stuck:  # with a store that has vanished, nobody could be told
             done.wait(LINGER_S + _ANSWER_S)
         Watch.release(self)
 

@@ -83,7 +83,7 @@ WAYS = (
     Way("ring", schedule="direct", transport="gloo", chunk_bytes=1024),
 )
 
-FEW_WAYS = (WAYS[0], WAYS[1], WAYS[3], Way("linear"), Way("ring"), Way("tree", accumulate="wire", transport="gloo"))
+FEW_WAYS = (WAYS[0], WAYS[1], WAYS[3], Way("ring"), Way("tree", accumulate="wire", transport="gloo"))
 
 
 def contribution(call: Call, rank: int, world_size: int) -> oracle.Array:

@@ -67,7 +67,7 @@ def reduce_until_lost(
     dist.all_reduce(tensor)
     assert tensor[0].item() == sum(range(world_size))
     dist.barrier()
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))  # not for the creation, on a loaded machine
+    dist.group.WORLD._group.set_timeout(timedelta(seconds=timeout_s))  # not for the creation, on a loaded machine
     (folder / f"started{rank}").touch()
     deadline = time.monotonic() + AT_MOST_S
     num_calls = 0

@@ -44,6 +44,8 @@ class NodeRanks:
         os.close(input)
         os.close(output)
         self._answers = os.fdopen(self._output)
+        if self._answers.readline() != "ready\n":
+            raise RankFailure("the process that makes ranks does not start")
 
     def __enter__(self) -> Self:
         return self
@@ -110,23 +112,24 @@ class NodeRanks:
         os.write(self._input, json.dumps(ranks).encode() + b"\n")
         return job
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether the job that runs has ended."""
+        return bool(select.select([self._answers], [], [], 0)[0])
+
     def read_answer(self, timeout_s: float) -> list[int]:
         """The exit codes of the job that runs.
 
         Raises:
             RankFailure: the forker has gone, or is silent.
         """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            if not select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise RankFailure(f"ranks did not end within {timeout_s:g} s, though they end themselves earlier")
-            line = self._answers.readline()
-            if line == "ready\n":
-                continue
-            if not line:
-                raise RankFailure("the process that makes ranks has ended")
-            codes: list[int] = json.loads(line)
-            return codes
+        if not select.select([self._answers], [], [], timeout_s)[0]:
+            raise RankFailure(f"ranks did not end within {timeout_s:g} s, though they end themselves earlier")
+        line = self._answers.readline()
+        if not line:
+            raise RankFailure("the process that makes ranks has ended")
+        codes: list[int] = json.loads(line)
+        return codes
 
 
 class Job:
@@ -145,8 +148,8 @@ class Job:
         """Wait until a rank has written a file into the job's folder, which it finds in ``NODE_JOB_FOLDER``."""
         deadline = time.monotonic() + timeout_s
         while not (self.folder / name).exists():
-            if time.monotonic() > deadline:
-                raise RankFailure(f"no rank wrote {name} within {timeout_s:g} s\n{self._read_output()}")
+            if self._ranks.has_answered or time.monotonic() > deadline:
+                raise RankFailure(f"no rank has written {name}, in {timeout_s:g} s or at all\n{self._read_output()}")
             time.sleep(0.01)
 
     def finish(self, *, may_die: bool = False) -> list[Any]:

@@ -24,8 +24,8 @@ from torch.distributed import Store
 from detcomm import store_access
 from detcomm.faults import Fault
 from detcomm.line_ring import join_line_ring
-from detcomm.watch_thread import LINGER_S, Report, WatchThread
-from detcomm.watched_group import Member, Progress, WatchedGroup
+from detcomm.watch_thread import LINGER_S, WatchThread
+from detcomm.watched_group import Member, Progress, Report, WatchedGroup
 
 __all__ = ["Fault", "Member", "Membership", "Progress", "Watch"]
 

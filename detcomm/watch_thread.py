@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch.distributed import Store
 
@@ -22,7 +22,7 @@ from detcomm.faults import Fault, FaultKind
 from detcomm.lifeline import Endpoint, Lifelines
 from detcomm.process_ends import ProcessEnds
 from detcomm.request_queue import RequestQueue
-from detcomm.watched_group import WatchedGroup
+from detcomm.watched_group import Report, WatchedGroup
 from detcomm.watched_store import StoreLost, WatchedStore
 
 _log = logging.getLogger("detcomm")
@@ -30,21 +30,9 @@ _log = logging.getLogger("detcomm")
 _TICK_S = 0.2
 _POLLS_PER_S = 10_000
 """Larger worlds poll more slowly: at most so many polls of one store a second, of all ranks together."""
-_EVIDENCE_S = 0.5
-"""How long a reported error waits for its cause: the connections of a dying process close before its end is seen."""
 _LISTEN_S = 30.0
 LINGER_S = 5.0
 """How long the process that serves the store waits, as it leaves, until the others know who has left."""
-
-
-@dataclass(eq=False)
-class Report:
-    """An error that this rank saw, on its way into the log."""
-
-    group: WatchedGroup
-    error: BaseException
-    deadline: float = field(default_factory=lambda: time.monotonic() + _EVIDENCE_S)
-    done: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(eq=False)
@@ -182,7 +170,7 @@ class WatchThread:
         if self._lingers:
             return 0.01
         num_ranks = max((len(group.processes) for group in self._groups), default=0)
-        pauses_s = [report.deadline - time.monotonic() for report in self._reports]
+        pauses_s = [max(report.deadline, report.group.verdict_at) - time.monotonic() for report in self._reports]
         return max(0.0, min([max(_TICK_S, num_ranks / _POLLS_PER_S), *pauses_s]))
 
     def _tick(self) -> None:
@@ -207,8 +195,7 @@ class WatchThread:
 
     def _take(self, store: WatchedStore, entry: Fault) -> None:
         if entry.kind is FaultKind.CLOSING:
-            self._read_departures(store, entry.group)
-            return
+            self._read_departures(store, entry.group)  # a process's name, and so no group's key
         for group in [group for group in self._groups if group.key == entry.group]:
             if entry.kind is FaultKind.DEATH:  # seen on its own host; nobody need wait for its farewell
                 self._processes.ended.add(group.processes[entry.rank].name)
@@ -273,6 +260,8 @@ class WatchThread:
                 if now < report.deadline:
                     continue
                 self._publish(report.group.report(report.error), report.group, store)
+                if report.group.fault is None:
+                    continue  # a timeout, and others may follow
             self._reports.remove(report)
             report.done.set()
 

@@ -7,8 +7,10 @@ Decides when a departure is a fault; knows neither threads nor sockets.
 import json
 import logging
 import secrets
+import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
 from torch.distributed import Store
@@ -20,6 +22,13 @@ from detcomm.header import ranks_text
 from detcomm.process_identity import ProcessIdentity
 
 _log = logging.getLogger("detcomm")
+
+_EVIDENCE_S = 0.5
+"""How long a reported error waits for its cause: the connections of a dying process close before its end is seen."""
+_TOGETHER_S = 0.5
+"""How long after a first timeout others count as its company: a rank that is waited for may wait for the culprit."""
+_MOST_TIMEOUTS = 8
+"""Those that a message tells."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,8 @@ class WatchedGroup:
     progress: Callable[[], Progress]
     fault: Fault | None = None
     departures: dict[int, Fault] = field(default_factory=dict)
+    timeouts: dict[int, Fault] = field(default_factory=dict)
+    verdict_at: float = 0.0
 
     @classmethod
     def of(
@@ -152,24 +163,37 @@ class WatchedGroup:
 
     def knows(self, fault: Fault) -> bool:
         """Whether this entry, or one that counts more, has been learned."""
-        return self.fault is not None or (fault.kind is FaultKind.DEPARTURE and fault.rank in self.departures)
+        known = {FaultKind.DEPARTURE: self.departures, FaultKind.TIMEOUT: self.timeouts}.get(fault.kind, {})
+        return self.fault is not None or fault.rank in known
 
     def take(self, fault: Fault) -> None:
-        """Learn an entry of the log. The first death or error counts, and a departure once it is a fault."""
+        """Learn an entry of the log. The first death or error counts; departures and timeouts are judged."""
         if fault.kind is FaultKind.DEPARTURE:
             self.departures.setdefault(fault.rank, fault)
             self.judge()
+        elif self.fault is None and fault.kind is FaultKind.TIMEOUT:
+            self.verdict_at = self.verdict_at or time.monotonic() + _TOGETHER_S
+            self.timeouts.setdefault(fault.rank, fault)
         elif self.fault is None:
             self._fail(fault)
 
     def judge(self) -> None:
-        """See whether a rank left before a call that this rank has started: it waits in vain."""
+        """Whether a rank left before a call that this rank has started, which waits in vain; whether time is up."""
         if self.fault is None and self.departures:
             num_started = self.progress().num_started
             for departure in self.departures.values():
                 if num_started > departure.num_completed:
                     self._fail(departure)
                     return
+        if self.fault is None and self.timeouts and time.monotonic() >= self.verdict_at:
+            self._fail(self._company())
+
+    def _company(self) -> Fault:
+        """All timeouts as one fault: who waits, and for whom, shows the rank for which all wait in the end."""
+        first, *others = self.timeouts.values()
+        texts = [fault.text for fault in (first, *others[: _MOST_TIMEOUTS - 1])]
+        more = len(self.timeouts) - len(texts)
+        return replace(first, text="; ".join(texts) + (f"; and {more} more ranks" if more else ""))
 
     def _fail(self, fault: Fault) -> None:
         self.fault = fault
@@ -178,3 +202,13 @@ class WatchedGroup:
         except Exception:
             # The watch goes on for the other groups; this one is lost either way.
             _log.exception("group %r: the answer to a fault failed: %s", self.name, fault)
+
+
+@dataclass(eq=False)
+class Report:
+    """An error that this rank saw, on its way into the log."""
+
+    group: WatchedGroup
+    error: BaseException
+    deadline: float = field(default_factory=lambda: time.monotonic() + _EVIDENCE_S)
+    done: threading.Event = field(default_factory=threading.Event)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.multinode.ranks import NodeRanks
-from tests.netlab.lab import MOST_NODES, Lab, Unavailable, isolation
+from tests.netlab.isolation import Unavailable, isolation
+from tests.netlab.lab import MOST_NODES, Lab
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.netlab import jobs
-from tests.netlab.lab import ROOT, Lab, LabError, is_up, remove
+from tests.netlab.isolation import LabError
+from tests.netlab.lab import ROOT, Lab, is_up, remove
 
 PATIENCE_S = 60.0
 

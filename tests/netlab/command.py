@@ -20,7 +20,8 @@ from typing import Annotated
 import typer
 
 from tests.netlab import jobs
-from tests.netlab.lab import Lab, LabError, is_up, remove
+from tests.netlab.isolation import LabError
+from tests.netlab.lab import Lab, is_up, remove
 
 _REST = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 

@@ -13,7 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.netlab.lab import ROOT, Command, Lab, LabError
+from tests.netlab.isolation import LabError
+from tests.netlab.lab import ROOT, Command, Lab
 from tests.netlab.remote_shell import FOLDER_VARIABLE
 
 PORT = 29500

@@ -22,27 +22,17 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
 from tests.netlab import wire
+from tests.netlab.isolation import LabError, isolation
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
 MOST_NODES = 8
 
 _DOWN_S = 15.0
-_UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-_AS_ROOT_INSIDE = ("--user", "--map-root-user")
-
-
-class LabError(Exception):
-    """A lab could not be made, or did not do what it was asked."""
-
-
-class Unavailable(LabError):
-    """Labs cannot be made on this machine; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -251,31 +241,6 @@ def remove(folder: Path) -> None:
             raise LabError(f"{folder}: the lab's process {pid} does not end")
         time.sleep(0.02)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-@cache
-def isolation() -> tuple[str, ...]:
-    """The command that gives a process namespaces of its own: as root, or as root of a user namespace.
-
-    Raises:
-        Unavailable: neither works here; with what was said.
-    """
-    missing = [name for name in ("unshare", "nsenter", "ip", "mount") if shutil.which(name) is None]
-    if missing:
-        raise Unavailable(f"not installed: {', '.join(missing)} (packages util-linux, iproute2)")
-    said = []
-    for command in [_UNSHARE] if os.geteuid() == 0 else [], [(*_UNSHARE, *_AS_ROOT_INSIDE)]:
-        for words in command:
-            done = subprocess.run(
-                [*words, "ip", "link", "add", "bridge", "type", "bridge"],
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-            )
-            if done.returncode == 0:
-                return words
-            said.append(done.stderr.strip())
-    raise Unavailable(f"neither root nor user namespaces may make networks here: {'; '.join(said)}")
 
 
 def _supervisor(folder: Path) -> int | None:

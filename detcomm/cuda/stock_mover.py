@@ -40,6 +40,8 @@ class StockMover:
             self._inner()._allgather_base(self._tensor(dst), self._tensor(src)).wait()
 
     def _on(self, stream: int) -> Any:
+        if stream == 0:  # ExternalStream takes 0 for the wish of a new one
+            return torch.cuda.stream(torch.cuda.default_stream(self._device))
         where: Any = torch.cuda.ExternalStream(stream, self._device)  # type: ignore[no-untyped-call]
         return torch.cuda.stream(where)
 

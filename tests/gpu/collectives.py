@@ -24,10 +24,11 @@ def start(rank: int, world_size: int) -> str:
     return f"cuda:{device}"
 
 
-def all_bits(rank: int, world_size: int, sizes: tuple[int, ...]) -> str:
-    """Every case in groups of several sizes."""
+def all_bits(rank: int, world_size: int, sizes: tuple[int, ...], path: str) -> str:
+    """Every case of one path in groups of several sizes."""
     device = start(rank, world_size)
-    wanted = [(size, case) for size in sizes for case in gpu_cases.cases(size, size == max(sizes))]
+    every = [(size, case) for size in sizes for case in gpu_cases.cases(size, size == max(sizes))]
+    wanted = [(size, case) for size, case in every if case.options.cuda_path == path]
     started = time.monotonic()
     num_kernels = gpu_cases.compile_together(wanted, rank, world_size)
     dist.barrier()

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 from tests import launch
 
 _MODULES = (
@@ -107,9 +105,16 @@ def need_megatron() -> None:
 
     pytest's own process imports nothing of Megatron.
     """
-    if importlib.util.find_spec("megatron") is None:
+    import pytest  # here, since the scripts do without it
+
+    if not is_installed():
         pytest.skip("megatron-core is not installed", allow_module_level=True)
     preload()
+
+
+def is_installed() -> bool:
+    """Whether there is a Megatron Core to train with; imports nothing of it."""
+    return importlib.util.find_spec("megatron") is not None
 
 
 def preload() -> None:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After a timeout: which call each rank is at, told through the store. A difference is named, and who says nothing."""
+"""After a timeout: which call each rank is at, told through the store. A difference is named, and who says nothing.
+
+Only a rank that has lost patience itself writes: one that waits for nothing is silent.
+"""
 
 import time
 from typing import Any
 
-_PATIENCE_S = 1.0
-"""How long a rank that lost patience waits for the records of others, which lose it at about the same time."""
+_PATIENCE_S = 5.0
+"""How long a rank that lost patience waits for others to lose it, who came to their calls later than it did."""
 
 
 def compare_records(store: Any, rank: int, world_size: int, own: str) -> str:
@@ -16,7 +19,7 @@ def compare_records(store: Any, rank: int, world_size: int, own: str) -> str:
         own: this rank's record.
 
     Returns:
-        Ranks by record, for people.
+        Ranks by record, for people; a mismatch of calls is called one.
     """
     try:
         return _compare(store, rank, world_size, own)
@@ -39,4 +42,5 @@ def _compare(store: Any, rank: int, world_size: int, own: str) -> str:
     parts = [f"rank {', '.join(ranks)} at {text}" for text, ranks in told.items()]
     if silent:
         parts.append(f"rank {', '.join(silent)} has lost no patience: it may not have made this call")
-    return "; ".join(parts)
+    verdict = "the ranks' calls do not match: " if len(told) > 1 else ""
+    return verdict + "; ".join(parts)

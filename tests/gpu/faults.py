@@ -7,6 +7,7 @@ import signal
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,32 +36,61 @@ def peer_dies(rank: int, world_size: int, notes: str) -> str:
 
 def peer_stays_away(rank: int, world_size: int) -> str:
     """With ``cuda_on_error=raise`` a rank is told at its next call, and can end in good order."""
-    import detcomm
-
-    device = rank % torch.cuda.device_count()
-    torch.cuda.set_device(device)
-    options = detcomm.Options(cuda_on_error="raise")
-    dist.init_process_group("detcomm", timeout=timedelta(seconds=60), pg_options=options)
-    tensor = torch.ones(1000, device=f"cuda:{device}")
-    dist.all_reduce(tensor)
-    torch.cuda.synchronize()
-    group = dist.new_group(backend="detcomm", timeout=timedelta(seconds=3), pg_options=options)
+    group = _group_that_raises(rank)
+    tensor = torch.ones(1000, device="cuda")
     dist.all_reduce(tensor, group=group)
     torch.cuda.synchronize()
     dist.barrier()
     started = time.monotonic()
-    text = ""
     if rank != VICTIM:
         dist.all_reduce(tensor, group=group)
-    while not text and time.monotonic() - started < 30:
-        try:
-            group._group.check_usable()
-        except RuntimeError as error:
-            text = str(error)
-        time.sleep(0.05)
+    text = _told(group)
     took_s = time.monotonic() - started
     assert "not done on the GPU" in text, text
     torch.cuda.synchronize()
     dist.barrier()
     dist.destroy_process_group()
     return f"after {took_s:.1f} s: {text}"
+
+
+def calls_differ(rank: int, world_size: int) -> str:
+    """A rank that comes two seconds late with another length; its peers' records and its own say so."""
+    group = _group_that_raises(rank)
+    tensor = torch.ones(1 << 20, device="cuda")
+    dist.all_reduce(tensor, group=group)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if rank == VICTIM:
+        time.sleep(2.0)
+    dist.all_reduce(tensor[: 1 << 19] if rank == VICTIM else tensor, group=group)
+    text = _told(group)
+    assert "calls do not match" in text, text
+    assert "float32[524288]" in text, text
+    torch.cuda.synchronize()
+    dist.barrier()
+    dist.destroy_process_group()
+    return text
+
+
+def _group_that_raises(rank: int) -> Any:
+    """A group of all ranks with a timeout of three seconds, beside a default group that stays whole."""
+    import detcomm
+
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    options = detcomm.Options(cuda_on_error="raise")
+    dist.init_process_group("detcomm", timeout=timedelta(seconds=60), pg_options=options)
+    dist.all_reduce(torch.ones(1000, device="cuda"))
+    torch.cuda.synchronize()
+    return dist.new_group(backend="detcomm", timeout=timedelta(seconds=3), pg_options=options)
+
+
+def _told(group: Any) -> str:
+    """The group's first error; empty if there is none for half a minute."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            group._group.check_usable()
+        except RuntimeError as error:
+            return str(error)
+        time.sleep(0.05)
+    return ""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups made in other ways: with an agreement on each call, beside stock gloo for CPU tensors, twenty at once."""
 
+import os
 import time
 from itertools import pairwise
 from typing import Any
@@ -61,7 +62,7 @@ def beside_gloo(rank: int, world_size: int) -> str:
 
 
 def twenty(rank: int, world_size: int, backend: str) -> str:
-    """Set-up time and device memory of many groups, each used once by each collective."""
+    """Set-up time, device memory and sockets of many groups, each used once by each collective."""
     import detcomm  # noqa: F401  # registers the backend
 
     torch.cuda.set_device(rank % torch.cuda.device_count())
@@ -70,6 +71,7 @@ def twenty(rank: int, world_size: int, backend: str) -> str:
     tensor = torch.ones(1 << 21, dtype=torch.bfloat16, device=device)
     shard = torch.empty(tensor.numel() // world_size, dtype=torch.bfloat16, device=device)
     before: list[Any] = [torch.cuda.mem_get_info()[0]]
+    sockets = [_num_sockets()]
     took_s = []
     for _ in range(NUM_GROUPS):
         dist.barrier()
@@ -83,10 +85,23 @@ def twenty(rank: int, world_size: int, backend: str) -> str:
         took_s.append(time.perf_counter() - started)
         dist.barrier()
         before.append(torch.cuda.mem_get_info()[0])
+        sockets.append(_num_sockets())
         dist.barrier()
     dist.destroy_process_group()
     mib = [(earlier - later) / 2**20 / world_size for earlier, later in pairwise(before)]
     return (
-        f"{backend}, {NUM_GROUPS} groups: first {took_s[0]:.2f} s and {mib[0]:.0f} MiB a rank; "
-        f"each further {sorted(took_s[1:])[len(took_s) // 2]:.3f} s and {sum(mib[1:]) / (NUM_GROUPS - 1):.0f} MiB"
+        f"{backend}, {NUM_GROUPS} groups: first {took_s[0]:.2f} s, {mib[0]:.0f} MiB and {sockets[1] - sockets[0]} "
+        f"sockets a rank; each further {sorted(took_s[1:])[len(took_s) // 2]:.3f} s, "
+        f"{sum(mib[1:]) / (NUM_GROUPS - 1):.0f} MiB and {(sockets[-1] - sockets[1]) / (NUM_GROUPS - 1):.0f} sockets"
     )
+
+
+def _num_sockets() -> int:
+    """Open in this process: NCCL's between hosts, and those of stores and of gloo."""
+    num_sockets = 0
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            num_sockets += os.readlink(f"/proc/self/fd/{number}").startswith("socket:")
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    return num_sockets

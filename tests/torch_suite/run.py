@@ -35,6 +35,7 @@ def execute(run: Run, folder: Path, tests: Sequence[str] = (), deadline_s: float
             "WORLD_SIZE": str(run.world_size),
             "TEMP_DIR": temporary,
             "OMP_NUM_THREADS": "1",
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # whoever starts CUDA can fork no ranks that use it
             "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_DEADLINE_S),
         }
         command = [sys.executable, "-m", "tests.torch_suite.suite", run.subject.name, str(path), *tests]

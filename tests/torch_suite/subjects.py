@@ -2,7 +2,8 @@
 """Who takes torch's suite: stock gloo as the measure, detcomm by its own name, and detcomm under stock names.
 
 Many tests ask for a stock backend by name. An alias lets them through: the suite and torch's Python side believe in
-the stock name, while the groups are made by detcomm. ``nccl`` is no alias here: under it the suite wants a GPU.
+the stock name, while the groups are made by detcomm. Under ``nccl`` the suite wants GPUs; ``scripts/gpu-check`` takes
+it there.
 """
 
 from dataclasses import dataclass
@@ -32,9 +33,12 @@ SUBJECTS = (
     Subject("detcomm as mpi", "mpi", DETCOMM),
 )
 
+CUDA_MEASURE = Subject("nccl", "nccl", "nccl")
+ON_CUDA = Subject("detcomm as nccl", "nccl", DETCOMM)
+
 
 def named(name: str) -> Subject:
-    return next(subject for subject in SUBJECTS if subject.name == name)
+    return next(subject for subject in (*SUBJECTS, CUDA_MEASURE, ON_CUDA) if subject.name == name)
 
 
 @dataclass(frozen=True)

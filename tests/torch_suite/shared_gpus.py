@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torch's suite with more ranks than GPUs: it is told that each rank has one, and ranks share those that there are.
+
+For the tests that ask the suite which GPU is theirs. Those that take their rank for the number of a GPU fail where
+there are fewer, with stock NCCL as with detcomm.
+"""
+
+import os
+from typing import Any
+
+import torch
+from torch.testing._internal import common_distributed
+
+VARIABLES = {
+    "NCCL_NET": "Socket",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "DETCOMM_NODE_SIZE": "1",
+}
+"""Of all ranks that share GPUs; NCCL takes each for a host of its own, so plans do as well."""
+
+
+def share(world_size: int) -> bool:
+    """Whether the ranks share GPUs; if so, the suite is made to. Before ``distributed_test`` is imported.
+
+    CUDA must not be started, or no rank could be forked from this process: ``PYTORCH_NVML_BASED_CUDA_CHECK=1``.
+    """
+    num_gpus = torch.cuda.device_count()
+    if num_gpus >= world_size:
+        return False
+    set_device = torch.cuda.set_device
+
+    def set_shared_device(device: Any) -> None:
+        index = torch.device(device).index if isinstance(device, str | torch.device) else int(device)
+        set_device(None if index is None else index % num_gpus)
+
+    def shared_gpus(size: int, backend: str) -> dict[int, list[int]]:
+        return {rank: [rank % num_gpus] for rank in range(size)}
+
+    torch.cuda.device_count = lambda: world_size
+    torch.cuda.set_device = set_shared_device
+    common_distributed.init_multigpu_helper = shared_gpus
+    os.environ.update(VARIABLES)
+    return True
+
+
+def be_a_host(rank: int) -> None:
+    """In a rank, before its first NCCL call."""
+    os.environ["NCCL_HOSTID"] = f"host{rank}"

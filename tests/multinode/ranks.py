@@ -141,7 +141,7 @@ class Job:
         self.folder = Path(folder.name)
         self._temporary = folder
         self._ranks = ranks
-        self._world_size = world_size
+        self.world_size = world_size
         self._limit_s = limit_s
 
     def wait_for_file(self, name: str, timeout_s: float = LIMIT_S) -> None:
@@ -173,7 +173,7 @@ class Job:
 
     def _read_output(self) -> str:
         lines = []
-        for rank in range(self._world_size):
+        for rank in range(self.world_size):
             output = self.folder / f"output{rank}"
             if output.exists() and (text := output.read_text(errors="replace")):
                 lines += [f"--- output of rank {rank}", text[-8000:]]

@@ -73,6 +73,12 @@ def event_of(job: Job) -> tuple[float, int]:
     return float(at_s), int(pid)
 
 
+def wait_until_all_reduce(job: Job) -> None:
+    """Every rank has the group, and the test's timeout."""
+    for rank in range(job.world_size):
+        job.wait_for_file(f"started{rank}")
+
+
 @pytest.mark.parametrize(
     ("placement", "victim", "transport"),
     [
@@ -96,7 +102,7 @@ def test_a_killed_node(lab: Lab, ranks: NodeRanks, weather: str) -> None:
     if weather == "shaken":
         lab.shake(delay_ms=5, jitter_ms=2, loss_percent=1)
     job = ranks.start([0, 0, 1, 1, 2], reduce_until_lost, "auto", NEVER_S)
-    job.wait_for_file("started2")
+    wait_until_all_reduce(job)
     since_s = time.monotonic()
     kill_all(lab, [1])
     results = job.finish(may_die=True)
@@ -120,7 +126,7 @@ def test_a_stopped_rank(lab: Lab, ranks: NodeRanks, transport: str) -> None:
 @pytest.mark.slow
 def test_a_stopped_node(lab: Lab, ranks: NodeRanks) -> None:
     job = ranks.start([0, 0, 1, 1, 2], reduce_until_lost, "auto", TIMEOUT_S)
-    job.wait_for_file("started3")
+    wait_until_all_reduce(job)
     since_s = time.monotonic()
     kill_all(lab, [1], "STOP")
     for rank in (0, 1, 4):
@@ -136,7 +142,7 @@ def test_a_node_that_is_cut_off(lab: Lab, ranks: NodeRanks, weather: str) -> Non
     if weather == "shaken":
         lab.shake(delay_ms=5, jitter_ms=2, loss_percent=1)
     job = ranks.start(TWO_BY_TWO, reduce_until_lost, "auto", TIMEOUT_S, None, 0, weather == "shaken")
-    job.wait_for_file("started2")
+    wait_until_all_reduce(job)
     since_s = time.monotonic()
     lab.cut(1)
     results = job.finish()
@@ -149,7 +155,7 @@ def test_a_node_that_is_cut_off(lab: Lab, ranks: NodeRanks, weather: str) -> Non
 def test_a_node_that_is_cut_off_long_before_the_timeout(lab: Lab, ranks: NodeRanks) -> None:
     """The connections of the watch find it on both sides, where nobody would wait for so long."""
     job = ranks.start(TWO_BY_TWO, reduce_until_lost, "auto", NEVER_S)
-    job.wait_for_file("started2")
+    wait_until_all_reduce(job)
     since_s = time.monotonic()
     lab.cut(1)
     results = job.finish()
@@ -163,7 +169,7 @@ def test_a_node_without_power(lab: Lab, ranks: NodeRanks, dark: int) -> None:
     """It closes nothing as it goes; node 0 takes the store with it."""
     placement = [0, 1, 1, 2, 2]
     job = ranks.start(placement, reduce_until_lost, "auto", NEVER_S)
-    job.wait_for_file("started2")
+    wait_until_all_reduce(job)
     since_s = time.monotonic()
     lost = [rank for rank, node in enumerate(placement) if node == dark]
     lab.cut(dark)

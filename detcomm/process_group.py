@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as C10dBackend
 
 from detcomm.errors import UnsupportedError, UsageError
 from detcomm.group import Group
@@ -61,7 +62,11 @@ class DeviceBackend:
         """See ``TorchMethods``."""
 
 
-class CudaDeviceBackend(DeviceBackend):
+_NAMED_BY_SPLITS: Any = C10dBackend if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14) else object
+"""What torch 2.14 wants a group to be split from, by type; before, Python could not make one."""
+
+
+class CudaDeviceBackend(DeviceBackend, _NAMED_BY_SPLITS):  # type: ignore[misc]
     """The same for CUDA: stock NCCL must get a list of sends and receives in a block.
 
     Groups that know their device are split: so does torch's device mesh where ``init_process_group`` got a device_id.
@@ -69,6 +74,11 @@ class CudaDeviceBackend(DeviceBackend):
 
     supports_coalescing = True
     supports_splitting = True
+
+    def __init__(self, group: "ProcessGroup") -> None:
+        if _NAMED_BY_SPLITS is not object:
+            _NAMED_BY_SPLITS.__init__(self, group.rank(), group.size())
+        DeviceBackend.__init__(self, group)
 
     def perform_nocolor_split(self, device: torch.device) -> None:
         """What NCCL needs of ranks that are not in a new group; nothing here."""

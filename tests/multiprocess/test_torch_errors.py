@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import detcomm
 from tests.launch import Ranks
-from tests.torch_tensors import bits, group
+from tests.torch_tensors import bits, form_under_test, group
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,8 @@ def test_what_has_no_specified_bits_is_refused_at_once(ranks: Ranks) -> None:
         ("UnsupportedError", "premul_sum is not defined on int32"),
         ("UnsupportedError", "bxor is not defined on float32"),
         ("UnsupportedError", "max is not defined on complex64"),
-        ("UnsupportedError", "meta"),
+        # In the other form torch's dispatcher answers for meta tensors, and asks nobody.
+        ("UnsupportedError", "meta") if form_under_test() == "process_group" else ("no error", ""),
         ("UsageError", "elements"),
         ("UsageError", "elements"),
         ("UsageError", "output tensors"),

@@ -122,7 +122,7 @@ def _with_a_device(rank: int, world_size: int) -> list[bool]:
                 expected = oracle.reduce([given[member] for member in members], "float32", "sum")
                 outcome.append(bits(value) == inputs.bits(expected).tobytes())
             pair = dist.split_group(split_ranks=[[0, 3]])
-            outcome.append((pair is None) == (rank in (1, 2)))
+            outcome.append(isinstance(pair, dist.ProcessGroup) == (rank in (0, 3)))
             three = dist.new_group([0, 1, 3])
             if rank != 2:
                 dist.barrier(group=three)

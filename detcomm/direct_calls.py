@@ -50,7 +50,7 @@ class DirectCalls:
         blocks: the group's open blocks, by thread; while there are any, all calls take the long way.
         communicator: the group's; until it is connected, all calls take the long way.
         lost: makes the group unusable after an error of the transport; the error to raise.
-        cuda: the half for CUDA tensors; ``None`` where their calls take the long way.
+        cuda: the half for CUDA tensors.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class DirectCalls:
         blocks: Mapping[int, object],
         communicator: LazyCommunicator | None,
         lost: Callable[[TransportError], TransportError],
-        cuda: LazyCuda | None,
+        cuda: LazyCuda,
     ) -> None:
         self.alone = world_size == 1
-        self._cuda = cuda
+        self._cuda: LazyCuda | None = cuda
         self.num_started = 0
         self.num_completed = 0
         self._world_size = world_size

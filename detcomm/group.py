@@ -59,15 +59,14 @@ class Group:
         self.timeout_s = timeout.total_seconds()
         self._communicator = communicator
         self.movement = Movement(inner, self.lost)
-        self._cuda = LazyCuda(name, None if make_cuda is None else partial(make_cuda, self))
         self._agrees_on_gpu = options.cuda_agreement == "on" and self.world_size > 1
+        self._cuda = LazyCuda(name, None if make_cuda is None else partial(make_cuda, self), not self._agrees_on_gpu)
         self._worker = Worker(self.name)
         self._membership: Membership | None = None
         self._num_started = 0
         self._num_completed = 0
         self._blocks: dict[int, Block] = {}
-        cuda = None if self._agrees_on_gpu else self._cuda
-        self.direct = DirectCalls(self.world_size, self._worker, self._blocks, communicator, self.lost, cuda)
+        self.direct = DirectCalls(self.world_size, self._worker, self._blocks, communicator, self.lost, self._cuda)
         self.failure: TransportError | None = None
         self._failing = threading.Lock()
         self._closed = False

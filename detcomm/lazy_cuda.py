@@ -30,11 +30,13 @@ class LazyCuda:
     Args:
         name: of the group, for error texts.
         make: makes it; ``None`` for a group that takes no CUDA tensors.
+        has_short_way: whether calls may be issued without a word to the other ranks before.
     """
 
-    def __init__(self, name: str, make: "Callable[[], CudaGroup] | None") -> None:
+    def __init__(self, name: str, make: "Callable[[], CudaGroup] | None", has_short_way: bool = True) -> None:
         self._name = name
         self._make = make
+        self._has_short_way = has_short_way
         self.direct: CudaDirectCalls | None = None
         self._made: CudaGroup | None = None
         self._lock = threading.Lock()
@@ -54,7 +56,7 @@ class LazyCuda:
         """See ``CudaGroup.reduce``."""
         made = self._get()
         work = made.reduce(name, batch, asynchronous, timeout_s)
-        if self.direct is None:
+        if self.direct is None and self._has_short_way:
             self.direct = made.direct_calls()
         return work
 

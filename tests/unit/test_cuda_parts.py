@@ -15,9 +15,7 @@ from torch.distributed import HashStore
 
 from detcomm.coalescing import Block
 from detcomm.cuda import nccl as nccl_module
-from detcomm.cuda import records
 from detcomm.cuda.nccl import NcclCommunicator
-from detcomm.cuda.records import compare_records
 from detcomm.cuda.scratch import Scratch, largest
 from detcomm.cuda.watch import CudaWatch
 from detcomm.errors import NativeError, PeerTimeoutError, TransportError, UnsupportedError, UsageError
@@ -53,32 +51,6 @@ def test_a_group_without_a_cuda_half_refuses_and_needs_no_care() -> None:
     cuda.synchronize(0.0)
     with pytest.raises(UnsupportedError, match="group g takes no CUDA tensors"):
         cuda.reduce("all_reduce", Batch([], [], []), False, 1.0)
-
-
-def test_records_name_who_differs_and_who_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_PATIENCE_S", 0.05)
-    store = HashStore()
-    store.set("records/1", "#4 all_reduce(sum, float32[8])")
-    store.set("records/2", "#4 all_reduce(sum, float32[9])")
-    text = compare_records(store, 0, 4, "#4 all_reduce(sum, float32[8])")
-    assert text == (
-        "the ranks' calls do not match: rank 0, 1 at #4 all_reduce(sum, float32[8]); "
-        "rank 2 at #4 all_reduce(sum, float32[9]); rank 3 has lost no patience: it may not have made this call"
-    )
-
-
-def test_records_of_one_call_are_no_mismatch() -> None:
-    store = HashStore()
-    store.set("records/1", "#4 all_gather(int8[8])")
-    assert compare_records(store, 0, 2, "#4 all_gather(int8[8])") == "rank 0, 1 at #4 all_gather(int8[8])"
-
-
-def test_a_store_that_is_gone_hides_no_timeout() -> None:
-    class Gone:
-        def set(self, key: str, value: str) -> None:
-            raise RuntimeError("connection reset")
-
-    assert compare_records(Gone(), 0, 2, "x") == "the other ranks' records cannot be read: connection reset"
 
 
 class _FakeCommunicator:

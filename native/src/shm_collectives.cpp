@@ -141,7 +141,7 @@ class Collective : Operation {
       const Range own = chunk_of(shard(rank_), t, chunk_elems_);
       const unsigned parity = group_.next_input_parity();
       std::byte* slot = group_.mine().input(parity);
-      if (own.size() != 0) std::memcpy(slot, input_at(own.begin - shard(rank_).begin), own.size() * item_);
+      cached_copy(slot, input_at(own.begin - shard(rank_).begin), own.size() * item_);
       if (const dc_shm_status status = meet()) return status;
       if (t == 0 && chunks > 1 && is_shared(false)) {
         for (int rank = 0; rank < world_size_; ++rank) {

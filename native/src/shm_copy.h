@@ -12,6 +12,33 @@
 
 namespace detcomm::shm {
 
+// A copy whose target stays in the caches. Not memcpy for more than a few lines: glibc's takes `rep movsb` up to the size
+// of the second-level cache, and on AMD's Zen 3 that falls from 50 to 1 GB/s where the target begins a few bytes further
+// into its page than the source does: so do an array 16 bytes after the start of an allocation, and a staged chunk.
+inline void cached_copy(void* target, const void* source, std::size_t num_bytes) {
+#if defined(__SSE2__)
+  auto* to = static_cast<std::byte*>(target);
+  const auto* from = static_cast<const std::byte*>(source);
+  if (num_bytes >= 1024) {
+    for (; num_bytes >= 64; num_bytes -= 64, to += 64, from += 64) {
+      const auto* lines = reinterpret_cast<const __m128i*>(from);
+      const __m128i a = _mm_loadu_si128(lines);
+      const __m128i b = _mm_loadu_si128(lines + 1);
+      const __m128i c = _mm_loadu_si128(lines + 2);
+      const __m128i d = _mm_loadu_si128(lines + 3);
+      auto* out = reinterpret_cast<__m128i*>(to);
+      _mm_storeu_si128(out, a);
+      _mm_storeu_si128(out + 1, b);
+      _mm_storeu_si128(out + 2, c);
+      _mm_storeu_si128(out + 3, d);
+    }
+  }
+  if (num_bytes != 0) std::memcpy(to, from, num_bytes);
+#else
+  if (num_bytes != 0) std::memcpy(target, source, num_bytes);
+#endif
+}
+
 // A copy whose target will not be read soon: it goes past the caches, which saves reading each line of the target
 // before it is written, and leaves the staged chunks where they are.
 inline void stream_copy(void* target, const void* source, std::size_t num_bytes) {

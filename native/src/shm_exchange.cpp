@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "shm_copy.h"
 #include "shm_run.h"
 
 namespace detcomm::shm {
@@ -47,10 +48,8 @@ bool send_some(dc_shm_group& group, Lane& lane) {
     if (index - box.emptied.load(std::memory_order_acquire) >= kMailboxSlots) break;
     const dc_shm_parcel& parcel = *lane.parcels[lane.next];
     const std::uint64_t part = std::min(parcel.num_bytes - lane.done_bytes, slot_bytes);
-    if (part != 0) {
-      std::memcpy(group.mine().mailbox_slot(lane.peer, index),
-                  static_cast<const std::byte*>(parcel.data) + lane.done_bytes, part);
-    }
+    cached_copy(group.mine().mailbox_slot(lane.peer, index),
+                static_cast<const std::byte*>(parcel.data) + lane.done_bytes, part);
     box.message_bytes[index % kMailboxSlots] = parcel.num_bytes;
     box.filled.store(index + 1, std::memory_order_release);
     lane.advance(part);
@@ -76,10 +75,8 @@ dc_shm_status receive_some(dc_shm_group& group, Lane& lane, bool& moved) {
       return group.fail(DC_SHM_PEER_LOST, {lane.peer}, text);
     }
     const std::uint64_t part = std::min(parcel.num_bytes - lane.done_bytes, slot_bytes);
-    if (part != 0) {
-      std::memcpy(static_cast<std::byte*>(parcel.data) + lane.done_bytes,
-                  group.segment(lane.peer).mailbox_slot(group.rank(), index), part);
-    }
+    cached_copy(static_cast<std::byte*>(parcel.data) + lane.done_bytes,
+                group.segment(lane.peer).mailbox_slot(group.rank(), index), part);
     box.emptied.store(index + 1, std::memory_order_release);
     lane.advance(part);
     group.ring(lane.peer);

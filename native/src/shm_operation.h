@@ -82,8 +82,8 @@ class Operation {
   void stage(Range elems, std::byte* slot) const {
     if (call_.premultiply) {
       premultiply(static_cast<dc_dtype>(call_.dtype), factor_, input_at(elems.begin), slot, elems.size());  // bits: the sender multiplies
-    } else if (elems.size() != 0) {
-      std::memcpy(slot, input_at(elems.begin), elems.size() * item_);
+    } else {
+      cached_copy(slot, input_at(elems.begin), elems.size() * item_);
     }
   }
 
@@ -155,7 +155,7 @@ class Operation {
     if (streams_) {
       stream_copy(output_at(elems.begin), from, elems.size() * item_);
     } else {
-      std::memcpy(output_at(elems.begin), from, elems.size() * item_);
+      cached_copy(output_at(elems.begin), from, elems.size() * item_);
     }
   }
 

@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 NATIVE := $(shell find CMakeLists.txt native -type f 2>/dev/null)
 
 .PHONY: demo test test-inprocess test-multiprocess test-multinode test-multinode-quick test-native test-matrix \
-	test-conformance conformance megatron-matrix check format bench
+	test-conformance test-transports conformance megatron-matrix check format bench
 
 demo: $(VENV)/built
 	PYTHON=$(BIN)/python scripts/demo
@@ -39,6 +39,20 @@ test-matrix: $(VENV)/built
 
 test-conformance: $(VENV)/built
 	$(PYTEST) -q -n 2 --dist worksteal tests/conformance
+
+# Once more with the portable folds, and over each transport: what the default run does over shared memory. MPI's ranks
+# cannot be forked by a test; mpirun starts them.
+FOUNDATION := $(addprefix tests/multiprocess/test_,torch_reductions.py torch_async.py torch_errors.py torch_movement.py)
+test-transports: $(VENV)/built
+	DETCOMM_NATIVE=0 $(PYTEST) -q -n 2 --dist worksteal tests/conformance tests/property tests/unit
+	DETCOMM_NATIVE=0 $(PYTEST) -q -n 0 $(FOUNDATION)
+	for transport in shared_memory gloo hybrid; do \
+	  DETCOMM_TEST_TRANSPORT=$$transport $(PYTEST) -q -n 0 $(FOUNDATION) || exit 1; \
+	done
+	$(PYTEST) -q -n 0 tests/multiprocess/test_mpi_transport.py tests/multiprocess/test_launchers.py
+	for transport in mpi hybrid_mpi; do \
+	  DETCOMM_TRANSPORT=$$transport $(BIN)/mpirun -n 4 $(BIN)/python -m detcomm verify --quick || exit 1; \
+	done
 
 # Torch's own suite of distributed tests, gloo beside detcomm, in a quarter of an hour. Writes docs/conformance.md.
 conformance: $(VENV)/built

@@ -197,6 +197,8 @@ class CudaGroup:
         oldest = communicator.oldest
         if not self.ends_process or (oldest is None and not communicator.has_captured):
             communicator.abort()
+            if self._options.cuda_path == "reference":  # then it is the stock group that waits for peers
+                self._abort_movement()
             return
         # Not aborted before: the streams would go on, and whoever waits for them.
         at = f"in collective #{oldest.sequence}, {oldest.text}" if oldest else "with captured graphs"
@@ -208,6 +210,11 @@ class CudaGroup:
             flush=True,
         )
         os.kill(os.getpid(), signal.SIGABRT)
+
+    def _abort_movement(self) -> None:
+        with self._movement_lock:
+            if self._movement is not None:
+                self._movement.abort()
 
     def close(self, patience_s: float) -> bool:
         """Finish what is in flight and release everything; whether it was done within ``patience_s``."""
@@ -221,7 +228,7 @@ class CudaGroup:
         with self._movement_lock:
             movement, self._movement = self._movement, None
         if movement is not None:
-            movement.abort() if self._failure() is not None else movement.shutdown()
+            movement.shutdown() if is_done and self._failure() is None else movement.abort()
         return is_done
 
     # -- the device ---------------------------------------------------------------------------------------------

@@ -197,8 +197,8 @@ class CudaGroup:
         oldest = communicator.oldest
         if not self.ends_process or (oldest is None and not communicator.has_captured):
             communicator.abort()
-            if self._options.cuda_path == "reference":  # then it is the stock group that waits for peers
-                self._abort_movement()
+            if self._options.cuda_path == "reference" and (movement := self._movement) is not None:
+                movement.abort()  # there the stock group is what waits for peers
             return
         # Not aborted before: the streams would go on, and whoever waits for them.
         at = f"in collective #{oldest.sequence}, {oldest.text}" if oldest else "with captured graphs"
@@ -211,20 +211,12 @@ class CudaGroup:
         )
         os.kill(os.getpid(), signal.SIGABRT)
 
-    def _abort_movement(self) -> None:
-        with self._movement_lock:
-            if self._movement is not None:
-                self._movement.abort()
-
     def close(self, patience_s: float) -> bool:
         """Finish what is in flight and release everything; whether it was done within ``patience_s``."""
         is_done = self._failure() is not None or self._drain(patience_s)
         if self._communicator is not None:
             CudaWatch.remove(self._communicator)
-            if is_done:
-                self._communicator.close()
-            else:
-                self._communicator.abort()
+            self._communicator.close() if is_done else self._communicator.abort()
         with self._movement_lock:
             movement, self._movement = self._movement, None
         if movement is not None:

@@ -17,11 +17,11 @@ test: test-inprocess test-native test-multiprocess test-multinode-quick
 test-inprocess: $(VENV)/built
 	$(PYTEST) -q -n 2 --dist worksteal --ignore=tests/multiprocess --ignore=tests/multinode
 
-# Each test starts its own ranks: one at a time, so that ranks compete only with each other. With RERUNS a failing one
-# is tried again, and told: on a shared machine a rank may be kept waiting longer than any test's patience.
+# Each test starts its own ranks, which wait for each other more than they compute: two tests at a time. With RERUNS a
+# failing one is tried again, and told: on a shared machine a rank may be kept waiting longer than any test's patience.
 RERUNS ?= 0
 test-multiprocess: $(VENV)/built
-	$(PYTEST) -q -n 0 --reruns $(RERUNS) tests/multiprocess
+	$(PYTEST) -q -n 2 --dist worksteal --reruns $(RERUNS) tests/multiprocess
 
 # Ranks on several nodes of this machine, with links that are shaken and cut: a covering selection, and everything.
 test-multinode-quick: $(VENV)/built

@@ -262,9 +262,7 @@ class CudaCommunicator:
             self._issue_alone(request, streams.main, order, done)
             return
         num_bytes = call.scratch_bytes
-        is_staged = request.factor is not None or not (
-            input.start == output.start or device_may_run_in_place(call.call, self.rank, input, output)
-        )
+        is_staged = request.factor is not None or not device_may_run_in_place(call.call, self.rank, input, output)
         if is_staged:
             num_bytes += input.size
         scratch = self._scratch.take_for(num_bytes, capturing, kept)

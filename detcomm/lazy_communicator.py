@@ -11,10 +11,14 @@ from collections.abc import Callable
 
 from detcomm.abandonable import Abandonable
 from detcomm.communicator import Communicator
-from detcomm.errors import TransportError
+from detcomm.errors import PeerTimeoutError, TransportError
 
 Connect = Callable[[float, Callable[[], bool]], Communicator]
 """Connects, from a timeout in seconds and what tells whether to give up; called by all ranks."""
+
+
+_OVERTIME_S = 10.0
+"""What connects has the same deadline and says who is late; after that it is stuck in a store that does not answer."""
 
 
 class LazyCommunicator:
@@ -55,12 +59,20 @@ class LazyCommunicator:
         started = Abandonable(
             f"detcomm-connect-{self._name}",
             lambda: connect(timeout_s, lambda: self._failure is not None),
-            Communicator.close,
+            lambda made: made.close(),
             self._changed,
         )
-        while not (started.has_ended or self._failure is not None):
-            self._changed.wait()
-            self._changed.clear()
+        try:
+            while not (started.has_ended or self._failure is not None):
+                if not self._changed.wait(max(deadline + _OVERTIME_S - time.monotonic(), 0.0)):
+                    self.abort(f"the store did not answer within {timeout_s:g} s")
+                    raise PeerTimeoutError(str(self._given_up()))
+                self._changed.clear()
+        except BaseException as error:  # an interrupt, too: a second attempt would meet the keys of this one
+            self.abort(f"its connection was given up: {error!r}")
+            for late in started.take_or_abandon():
+                late.close()
+            raise
         with self._changing:
             made = started.take_or_abandon()
             if made and self._failure is None:

@@ -27,11 +27,12 @@ def open_devices() -> list[Any]:
     Raises:
         UsageError: an interface does not exist, or the hostname does not resolve.
     """
+    # Never lazily, whatever TORCH_GLOO_LAZY_INIT says: gloo would ask a store later that is there for the connection.
     names = next((os.environ[name] for name in INTERFACE_VARIABLES if os.environ.get(name)), "")
     try:
         if not names:
-            return [ProcessGroupGloo.create_default_device()]
-        return [ProcessGroupGloo.create_device(interface=name) for name in names.split(",")]
+            return [ProcessGroupGloo.create_default_device(lazy_init=False)]
+        return [ProcessGroupGloo.create_device(interface=name, lazy_init=False) for name in names.split(",")]
     except RuntimeError as error:
         source = f"{INTERFACE_VARIABLES[1]}={names}" if names else "the hostname"
         raise UsageError(f"gloo: no network device from {source}: {_first_line(error)}") from error

@@ -98,7 +98,9 @@ def shared_connection(store: Store) -> Store:
     """
     root = root_of(store)
     port = getattr(root, "port", None)
-    key = (os.getpid(), id(root) if port is None else (getattr(root, "host", None), port))
+    if port is None:  # a file or this process's memory: nothing to connect to, and no name that it could be found by
+        return own_connection(root)
+    key = (os.getpid(), getattr(root, "host", None), port)
     with _sharing:
         shared = _shared.get(key)
         if shared is None:

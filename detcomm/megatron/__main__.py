@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from detcomm.association import NAMES
-from detcomm.errors import DetcommError
+from detcomm.errors import DetcommError, UsageError
 from detcomm.megatron.guard import SETTINGS
 from detcomm.megatron.startup import DEFAULT_TIMEOUT, initialize
 from detcomm.megatron.step_switch import parse_steps
@@ -36,6 +36,8 @@ def main() -> None:
 
 
 def _start(settings: argparse.Namespace) -> None:
+    if not settings.module and not Path(settings.script).exists():
+        raise UsageError(f"script: expected a file, got {settings.script}, which does not exist")
     overrides = {
         name: value for name in ("association", "accumulate", "schedule") if (value := getattr(settings, name))
     }

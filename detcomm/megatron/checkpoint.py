@@ -62,7 +62,8 @@ def check_checkpoint_state(state: Mapping[str, Any] | None, force: bool = False)
     found = _differences(state, checkpoint_state())
     if found and not force:
         raise UsageError(
-            f"this checkpoint is of a run with other bits: {'; '.join(found)}. Force the resume to go on all the same"
+            f"this checkpoint is of a run with other bits: {'; '.join(found)}. To go on all the same: --force-resume, "
+            "or force_resume=True (force=True here)"
         )
     for difference in found:
         warnings.warn(f"detcomm.megatron: resumed under other numerics: {difference}", RuntimeWarning, stacklevel=2)

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import torch.distributed as dist
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
+from rich.table import Column, Table
 
 from detcomm.header import ranks_text
 from detcomm.megatron.inventory import traffic_of
@@ -79,7 +79,9 @@ class Report:
         return notes
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = Table("group", "ranks", "backend", "numerics", "calls", "sums", "also")
+        # On a narrow console, and in a log file, names go on in the next line: what is cut off cannot be looked up.
+        whole = [Column(name, overflow="fold") for name in ("group", "ranks", "backend", "numerics")]
+        table = Table(*whole, "calls", "sums", "also")
         for alike in _alike(self.groups):
             first = alike[0]
             shown = [ranks_text(group.ranks).partition(" ")[2] for group in alike[:_MOST_GROUPS_A_LINE]]

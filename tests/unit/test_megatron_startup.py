@@ -131,3 +131,9 @@ def test_an_error_of_ours_is_one_line_and_the_script_does_not_start(tmp_path: Pa
     assert ended.stderr.startswith("detcomm: policy: expected fixed, stock")
     assert len(ended.stderr.splitlines()) == 1
     assert ended.stdout == ""
+
+
+def test_a_script_that_does_not_exist_is_refused_before_a_group_is_made() -> None:
+    settings = launcher._parser().parse_args(["nothing.py"])
+    with pytest.raises(UsageError, match=r"expected a file, got nothing\.py"):
+        launcher._start(settings)

@@ -12,12 +12,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
+from detcomm import native as cpu_native
 from detcomm.cuda import native
 from detcomm.cuda.program import Compiler, Program
 from detcomm.cuda.stream_order import NUM_EVENTS
+from detcomm.errors import NativeError
 from detcomm.fold import fold
 from detcomm.fold_spec import FoldSpec
+
+
+def _is_missing() -> str:
+    try:
+        native.library()
+    except NativeError as error:
+        return str(error)
+    return ""
+
+
+needs_native = pytest.mark.skipif(
+    bool(_is_missing()) and not cpu_native.available(), reason=f"nothing native was built: {_is_missing()}"
+)
+"""Where a compiler built the CPU's library it builds this one, too: then a missing one is an error, and no skip."""
 
 TIMEOUT_S = 60.0
 COMM = 0xC0

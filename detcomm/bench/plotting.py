@@ -4,23 +4,6 @@
 from pathlib import Path
 from typing import Any
 
-from detcomm.errors import UsageError
-
-
-def check_can_plot(path: Path) -> None:
-    """Refuse before the measurement what could not be drawn after it.
-
-    Raises:
-        UsageError: matplotlib is not installed, or it knows no such format.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("--plot needs matplotlib: pip install 'detcomm[plot]'") from None
-    formats = Figure().canvas.get_supported_filetypes()
-    if path.suffix.lstrip(".").lower() not in formats:
-        raise UsageError(f"--plot {path}: expected a file name that ends in one of {', '.join(sorted(formats))}")
-
 
 def plot(report: dict[str, Any], path: Path) -> None:
     """Draw the rows of a report of collectives (see ``Report.to_json``): a column a collective, type and operation."""

@@ -14,7 +14,8 @@ from rich.console import Console
 from detcomm.collectives import Collective, DType, ReduceOp, is_legal
 from detcomm.commands import lists
 from detcomm.commands.bench_compare import print_changes
-from detcomm.commands.ranks import NprocOption, Place, take_place, writable
+from detcomm.commands.output_files import check_can_draw, writable
+from detcomm.commands.ranks import NprocOption, Place, take_place
 from detcomm.errors import UsageError
 from detcomm.options import Options
 
@@ -103,9 +104,7 @@ def bench_command(
     if places not in ("both", "out", "in", "usual"):
         raise UsageError(f"--place: expected both, out, in or usual, got {places!r}")
     if plot is not None:
-        from detcomm.bench.plotting import check_can_plot
-
-        check_can_plot(plot)
+        check_can_draw(plot, "--plot")
     place = take_place(nproc, over_mpi="mpi" in names)
     check_backends(place.world_size, against, device)
     if root >= place.world_size:

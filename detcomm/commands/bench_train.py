@@ -22,7 +22,8 @@ from detcomm.commands.bench import (
     bench_app,
     check_backends,
 )
-from detcomm.commands.ranks import JsonOption, NprocOption, take_place
+from detcomm.commands.output_files import JsonOption
+from detcomm.commands.ranks import NprocOption, take_place
 from detcomm.errors import UsageError
 from detcomm.options import Options
 

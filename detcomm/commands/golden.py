@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from detcomm.commands.ranks import INTERRUPTED, JsonOption
+from detcomm.commands.output_files import JsonOption
+from detcomm.commands.ranks import INTERRUPTED
 from detcomm.errors import UsageError
 from detcomm.golden.compare import Comparison, compare
 from detcomm.golden.file import FILE_VARIABLE, PARTIAL_SUFFIX, GoldenRun, read

@@ -14,7 +14,7 @@ from detcomm.association import DEFAULT_RING_CHUNK_ELEMS, TREE, Association
 from detcomm.call import Call, even_shards
 from detcomm.collectives import Accumulate, Collective, DType, ReduceOp, partial_dtype
 from detcomm.commands import pricing
-from detcomm.commands.ranks import JsonOption, writable
+from detcomm.commands.output_files import JsonOption, check_can_draw, writable
 from detcomm.draw import draw
 from detcomm.errors import UsageError
 from detcomm.partition import partition
@@ -62,6 +62,8 @@ def plan(
     machine = None if model is None else pricing.find_machine(model, node_size)
     if plot is not None and machine is None:
         raise UsageError("--plot needs --model")
+    if plot is not None:
+        check_can_draw(plot, "--plot")
     order = Association(association, ring_chunk_elems)
     mode: Accumulate = "wire" if accumulate == "wire" else "float32"
     sharded = collective in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)

@@ -69,15 +69,9 @@ def print_prices(
 
 
 def plot_prices(path: Path, machine: Machine, dtype: DType, mode: Accumulate) -> None:
-    """Ratio to the ring over world sizes, one line a message size.
+    """Ratio to the ring over world sizes, one line a message size."""
+    from matplotlib.figure import Figure
 
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("--plot needs matplotlib: pip install 'detcomm[plot]'") from None
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     times, ratios = figure.subplots(1, 2)
     for index, size in enumerate((1 << 17, 1 << 20, 1 << 23, 1 << 26, 1 << 30)):

@@ -15,11 +15,12 @@ from rich.table import Table
 from detcomm.association import NAMES, Association
 from detcomm.collectives import Collective, ReduceOp
 from detcomm.commands import lists
-from detcomm.commands.ranks import JsonOption, NprocOption, take_place, writable
+from detcomm.commands.output_files import JsonOption, check_can_draw, writable
+from detcomm.commands.ranks import NprocOption, take_place
 from detcomm.errors import UsageError
 from detcomm.options import Options
 from detcomm.probing import Probed, probe
-from detcomm.probing.drawing import check_can_draw, draw
+from detcomm.probing.drawing import draw
 from detcomm.probing.probe import check_can_probe
 from detcomm.reducers import check_can_examine, examine
 
@@ -59,7 +60,7 @@ def probe_command(
         if root >= nproc:
             raise UsageError(f"--root: expected a rank below {nproc}, got {root}")
     if drawing is not None:
-        check_can_draw(drawing)
+        check_can_draw(drawing, "--draw")
     check_can_examine(backend, device, lists.split(imports))
     place = take_place(nproc, over_mpi=backend == "mpi")
     examined = examine(backend, device, lists.split(imports))

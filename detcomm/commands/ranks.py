@@ -30,18 +30,7 @@ import typer
 
 from detcomm.errors import UsageError
 
-
-def writable(path: Path | None) -> Path | None:
-    """Refuse, before hours of work, a file that could not be written after them."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise typer.BadParameter(f"{path} cannot be written: expected a file in a folder that exists")
-    return path
-
-
 NprocOption = Annotated[int | None, typer.Option(min=1, help="Start this many ranks here, without a launcher.")]
-JsonOption = Annotated[
-    Path | None, typer.Option("--json", callback=writable, help="Write the results to this file, too.")
-]
 
 _STARTED_BY = "DETCOMM_STARTED_BY"
 """How a rank was started by another ``detcomm``: directly, or through ``mpirun``, which gives rank 0 alone an input."""

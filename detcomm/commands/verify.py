@@ -14,7 +14,8 @@ from rich.table import Table
 from detcomm.association import NAMES
 from detcomm.collectives import DType
 from detcomm.commands import lists
-from detcomm.commands.ranks import JsonOption, NprocOption, take_place
+from detcomm.commands.output_files import JsonOption
+from detcomm.commands.ranks import NprocOption, take_place
 from detcomm.errors import UsageError
 from detcomm.reducers import check_can_examine, examine
 from detcomm.verification import Scope, Verdict, verify

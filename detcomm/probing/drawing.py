@@ -6,26 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from detcomm.association import Expr
-from detcomm.errors import UsageError
 from detcomm.probing.probe import Probed, Range
 
 MAX_TREES = 16
 """Different trees drawn of one probing; the table has them all."""
-
-
-def check_can_draw(path: Path) -> None:
-    """Refuse before hours of probing what could not be drawn after it.
-
-    Raises:
-        UsageError: matplotlib is not installed, or it knows no such format.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("drawing needs matplotlib: pip install 'detcomm[plot]'") from None
-    formats = Figure().canvas.get_supported_filetypes()
-    if path.suffix.lstrip(".").lower() not in formats:
-        raise UsageError(f"{path}: expected a file name that ends in one of {', '.join(sorted(formats))}")
 
 
 def draw(title: str, probings: Sequence[Probed], path: Path) -> None:

@@ -62,6 +62,33 @@ def test_ranks_that_take_the_long_way_meet_those_that_do_not(ranks: Ranks) -> No
     assert ranks.run(_both_ways) == expected
 
 
+def _alike(rank: int, world_size: int) -> tuple[list[str], int]:
+    """Calls of one length that differ in type or operation alone, each twice; what is wrong, and the direct calls."""
+    wrong = []
+    with group() as pg:
+        dist.all_reduce(torch.ones(1))
+        before = _num_direct(pg)
+        for turn in range(2):
+            for dtype in ("float32", "int32", "bfloat16", "float16"):
+                given = inputs.make(dtype, COUNT, world_size, turn)
+                for op in ("sum", "max", "min"):
+                    expected = inputs.bits(oracle.reduce(given, dtype, op)).tobytes()
+                    own = len(expected) // world_size
+                    whole, torch_op = tensor(given[rank], dtype), getattr(dist.ReduceOp, op.upper())
+                    part = torch.empty(COUNT // world_size, dtype=whole.dtype)
+                    dist.reduce_scatter_tensor(part, whole, op=torch_op)
+                    if bits(part) != expected[rank * own : (rank + 1) * own]:
+                        wrong.append(f"reduce_scatter of {dtype}, {op}, turn {turn}")
+                    dist.all_reduce(whole, op=torch_op)
+                    if bits(whole) != expected:
+                        wrong.append(f"all_reduce of {dtype}, {op}, turn {turn}")
+        return wrong, _num_direct(pg) - before
+
+
+def test_calls_that_are_alike_but_for_type_or_operation_are_kept_apart(ranks: Ranks) -> None:
+    assert ranks.run(_alike) == [([], 2 * 4 * 3 * 2)] * ranks.world_size
+
+
 def _overlaps(rank: int, world_size: int) -> tuple[list[bool], int]:
     """Shards of the larger tensor in place, and two that lie askew; whether each is right, and the direct calls."""
     with group() as pg:

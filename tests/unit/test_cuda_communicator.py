@@ -13,11 +13,11 @@ import pytest
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda import communicator as module
-from detcomm.cuda import contribution, events, libraries, native
+from detcomm.cuda import contribution, events, libraries
 from detcomm.cuda.communicator import CudaCommunicator
 from detcomm.cuda.native_call import Streams
 from detcomm.cuda.reference_call import Parcel
-from detcomm.errors import NativeError, PeerTimeoutError, TransportError, UsageError
+from detcomm.errors import PeerTimeoutError, TransportError, UsageError
 from detcomm.fold import premultiply
 from detcomm.memory import DeviceMemory
 from detcomm.options import Options
@@ -27,15 +27,7 @@ from tests import fake_gpu, fake_gpu_world, inputs, oracle
 STREAMS = Streams(fake_gpu.MAIN_STREAM, fake_gpu.SIDE_STREAM)
 
 
-def _is_missing() -> str:
-    try:
-        native.library()
-    except NativeError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(_is_missing()), reason=_is_missing())
+pytestmark = fake_gpu.needs_native
 
 
 class _Kernels:

@@ -11,22 +11,12 @@ import pytest
 from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda import native
-from detcomm.errors import NativeError
 from detcomm.options import Options
 from detcomm.pricing.loads import Message, all_reduce_loads
 from detcomm.schedules import parse
 from tests import fake_gpu, fake_gpu_world
 
-
-def _is_missing() -> str:
-    try:
-        native.library()
-    except NativeError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(_is_missing()), reason=_is_missing())
+pytestmark = fake_gpu.needs_native
 
 ELEMS = 840 * 64
 """A multiple of 3, 4, 5, 7 and 8, also in units of aligned elements: no shard is longer than another."""

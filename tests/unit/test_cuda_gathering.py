@@ -6,22 +6,11 @@ import pytest
 
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
-from detcomm.cuda import native
 from detcomm.cuda.bounded_plan import bounded_plan
-from detcomm.errors import NativeError
 from detcomm.options import Options
-from tests import fake_gpu_world, inputs, oracle
+from tests import fake_gpu, fake_gpu_world, inputs, oracle
 
-
-def _is_missing() -> str:
-    try:
-        native.library()
-    except NativeError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(_is_missing()), reason=_is_missing())
+pytestmark = fake_gpu.needs_native
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5, 7, 8])

@@ -8,30 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detcomm import native as cpu_native
 from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda import native
 from detcomm.cuda.bounded_plan import bounded_plan
 from detcomm.cuda.program import Program
-from detcomm.errors import NativeError
 from detcomm.options import Options
 from tests import fake_gpu, fake_gpu_world, inputs, oracle
 
 HEADER = Path(__file__).parents[2] / "native" / "cuda" / "detcomm_cuda.h"
 
 
-def _is_missing() -> str:
-    try:
-        native.library()
-    except NativeError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = pytest.mark.skipif(
-    bool(_is_missing()) and not cpu_native.available(), reason=f"nothing native was built: {_is_missing()}"
-)
+pytestmark = fake_gpu.needs_native
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5, 8])

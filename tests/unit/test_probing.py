@@ -13,9 +13,10 @@ import pytest
 
 from detcomm.association import LINEAR, TREE, Association, Expr
 from detcomm.collectives import Accumulate, Collective, DType
+from detcomm.commands.output_files import check_can_draw
 from detcomm.errors import UsageError
 from detcomm.probing import Probed, probe
-from detcomm.probing.drawing import check_can_draw, draw
+from detcomm.probing.drawing import draw
 from detcomm.probing.probe import check_can_probe
 from detcomm.probing.replay import evaluate
 from detcomm.probing.sizes import decode
@@ -201,8 +202,8 @@ def test_draws_each_different_tree(tmp_path: Path) -> None:
     ring = Association("ring", 1)
     probed = _probe(4, _by_tree(lambda i, _: ring.tree(4, ring.element_class(i, 4))))
     for name in ("trees.svg", "trees.png"):
-        check_can_draw(tmp_path / name)
+        check_can_draw(tmp_path / name, "--draw")
         draw("ring", [probed], tmp_path / name)
         assert (tmp_path / name).stat().st_size > 1000
     with pytest.raises(UsageError, match="ends in one of"):
-        check_can_draw(tmp_path / "trees.doc")
+        check_can_draw(tmp_path / "trees.doc", "--draw")

@@ -32,6 +32,36 @@ def gathered_shards(plan: Plan) -> Plan:
     return replace(plan, schedule="ncclAllGather", scratch_bytes=0, steps=(PlanStep(gather=whole),))
 
 
+def gathered_inputs(plan: Plan) -> Plan:
+    """A reduction in one step for which all inputs are gathered on every rank, which folds what it is to have.
+
+    For short messages: one operation of NCCL in place of 2 (N - 1). A reduce-scatter moves N times the bytes that it
+    needs so.
+
+    Args:
+        plan: in one piece. It stays as it is if it packs messages, as do then those of all ranks: under ``ring``,
+            where the message is longer than a ring chunk.
+    """
+    num_bytes = plan.call.count * plan.call.dtype.itemsize
+    step, *others = plan.steps
+    if others or step.packs or step.unpacks or len(step.folds) != 1:
+        return plan
+    (fold,) = step.folds
+    (own,) = {region for region in fold.inputs if region.space is Space.INPUT}
+    senders = {message.region: message.peer for message in step.recvs} | {own: plan.rank}
+    inputs = tuple(
+        Region(Space.SCRATCH, senders[region] * num_bytes + own.offset, own.num_bytes)
+        for region in fold.inputs  # bits: the same operands in the same order
+    )
+    whole = Copy(Region(Space.INPUT, 0, num_bytes), Region(Space.SCRATCH, 0, plan.world_size * num_bytes))
+    return replace(
+        plan,
+        schedule=f"{plan.schedule}, ncclAllGather",
+        scratch_bytes=whole.dst.num_bytes,
+        steps=(PlanStep(gather=whole, folds=(replace(fold, inputs=inputs),)),),
+    )
+
+
 def gathered_results(call: Call, piece_elems: int, world_size: int, make_part: Callable[[Call, str], Plan]) -> Plan:
     """An all-reduce by the direct schedule whose second half, the way back of the results, is a gather.
 

@@ -277,7 +277,7 @@ def test_what_is_not_done_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_function_that_fails_aborts_the_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = _World(2, Options(), monkeypatch)
+    world = _World(2, Options(schedule="direct"), monkeypatch)
     for gpu in world.gpus:
         gpu.fails["ncclSend"] = 5
     with pytest.raises(TransportError, match="ncclSend failed: error 5"):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from detcomm import shared_gpus
 from detcomm.collectives import Collective, DType, ReduceOp, is_legal
 from detcomm.errors import UsageError
 from detcomm.options import Options
@@ -143,10 +144,12 @@ def check_backend(backend: str, device: str, imports: Sequence[str]) -> None:
 
 
 def own_device(device: str) -> torch.device:
-    """This rank's device, made the current one; ranks of a host take its GPUs in turn."""
+    """This rank's device, made the current one; ranks of a host take its GPUs in turn, and share them if need be."""
     if device == "cpu":
         return torch.device("cpu")
-    chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    rank, num_ranks = (int(os.environ.get(f"LOCAL_{name}", one)) for name, one in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    shared_gpus.share(int(os.environ.get("RANK", "0")), num_ranks, torch.cuda.device_count())
+    chosen = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(chosen)
     return chosen
 

@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "process_ends",
             "polling_store",
             "request_queue",
+            "shared_gpus",
             "lifeline",
             "stock_gloo",
             "store_access",
@@ -80,6 +81,7 @@ DECIDE_BITS = (
     "detcomm/float_environment.py",
     "detcomm/portable_fold.py",
     "detcomm/cuda/compile.py",
+    "detcomm/cuda/gathering.py",
     "detcomm/megatron/exact_squares.py",
     "native/",
 )

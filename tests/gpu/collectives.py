@@ -107,13 +107,28 @@ def streams_and_graphs(rank: int, world_size: int) -> str:
         check(tensor, "a coalesced call")
     future = dist.all_reduce(tensor := source.clone(), async_op=True).get_future()
     check(future.wait()[0], "a future")
-    gathered = torch.empty(world_size, 5, device=device)
-    dist.all_gather_into_tensor(gathered, torch.full((5,), float(rank), device=device))
-    assert gathered[:, 0].tolist() == list(range(world_size))
+    _shards(rank, world_size, device)
     _movement(rank, world_size, device)
     _graph(source, check)
     dist.destroy_process_group()
     return "50 turns, coalesced, future, graph, movement: one set of bits"
+
+
+def _shards(rank: int, world_size: int, device: str) -> None:
+    """Apart, in place, and at the beginning of the whole, which is in place on rank 0 alone."""
+    for start in (None, 5 * rank, 0):
+        for _ in range(3):  # the short way, too
+            gathered = torch.full((world_size * 5,), -1.0, device=device)
+            shard = torch.empty(5, device=device) if start is None else gathered[start : start + 5]
+            shard.fill_(float(rank))
+            dist.all_gather_into_tensor(gathered, shard)
+            expected = [float(peer) for peer in range(world_size) for _ in range(5)]
+            assert gathered.tolist() == expected, f"rank {rank}: a shard at {start} gathers {gathered.tolist()}"
+            given = torch.arange(world_size * 5, dtype=torch.float32, device=device)
+            shard = torch.empty(5, device=device) if start is None else given[start : start + 5]
+            dist.reduce_scatter_tensor(shard, given)
+            expected = [float(world_size * (5 * rank + k)) for k in range(5)]
+            assert shard.tolist() == expected, f"rank {rank}: a shard at {start} gets {shard.tolist()}"
 
 
 def _movement(rank: int, world_size: int, device: str) -> None:

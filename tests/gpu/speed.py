@@ -80,7 +80,7 @@ def table(rank: int, world_size: int, sizes: tuple[int, ...] = SIZES) -> list[Ro
             "all_gather": lambda group, t=tensor, s=shard: dist.all_gather_into_tensor(t, s, group=group),
         }
         for name, action in actions.items():
-            device_ms, host_us = in_turn(action, groups, 61 if num_bytes <= 1 << 20 else 17)
+            device_ms, host_us = in_turn(action, groups, 60 if num_bytes <= 1 << 20 else 16)
             times = (device_ms["stock"], device_ms["detcomm"], host_us["stock"], host_us["detcomm"])
             rows.append(Row(name, num_bytes, world_size, *times))
     dist.destroy_process_group()
@@ -88,24 +88,45 @@ def table(rank: int, world_size: int, sizes: tuple[int, ...] = SIZES) -> list[Ro
 
 
 def in_turn(action: Any, groups: dict[str, Any], turns: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Medians of an action on each of several groups in turn: device time in ms, and host time in us."""
+    """Medians of an action on each of several groups in turn: ms on the device of the slowest rank, us of the host.
+
+    All ranks begin each call at the same moment, and no group always comes after the same other: ranks leave a
+    collective one after the other, and what follows would count their waiting for each other as its own.
+    """
     device_ms: dict[str, list[float]] = {name: [] for name in groups}
     host_us: dict[str, list[float]] = {name: [] for name in groups}
     num_warm = 3 + turns // 3
+    names = list(groups)
     for turn in range(turns + num_warm):
-        for name, group in groups.items():
-            torch.cuda.synchronize()
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            _begin_together()
             begin.record()
             started = time.perf_counter()
-            action(group)
+            action(groups[name])
             host = time.perf_counter() - started
             end.record()
             torch.cuda.synchronize()
             if turn >= num_warm:
                 device_ms[name].append(begin.elapsed_time(end))
                 host_us[name].append(host * 1e6)
-    return _medians(device_ms), _medians(host_us)
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, (device_ms, host_us))
+    slowest = {
+        name: [max(times) for times in zip(*(each[name] for each, _ in of_ranks), strict=True)] for name in names
+    }
+    hosts = {name: [value for _, each in of_ranks for value in each[name]] for name in names}
+    return _medians(slowest), _medians(hosts)
+
+
+def _begin_together() -> None:
+    """Rank 0 says when, by the clock that all processes of a machine share; the GPU is idle until then."""
+    torch.cuda.synchronize()
+    moment = torch.tensor([time.perf_counter() + 0.002], dtype=torch.float64)
+    dist.broadcast(moment, 0)
+    begin = moment.item()
+    while time.perf_counter() < begin:
+        pass
 
 
 def _medians(values: dict[str, list[float]]) -> dict[str, float]:

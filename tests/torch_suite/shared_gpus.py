@@ -11,14 +11,7 @@ from typing import Any
 import torch
 from torch.testing._internal import common_distributed
 
-VARIABLES = {
-    "NCCL_NET": "Socket",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_NVLS_ENABLE": "0",
-    "DETCOMM_NODE_SIZE": "1",
-}
-"""Of all ranks that share GPUs; NCCL takes each for a host of its own, so plans do as well."""
+from detcomm.shared_gpus import variables
 
 
 def share(world_size: int) -> bool:
@@ -41,10 +34,9 @@ def share(world_size: int) -> bool:
     torch.cuda.device_count = lambda: world_size
     torch.cuda.set_device = set_shared_device
     common_distributed.init_multigpu_helper = shared_gpus
-    os.environ.update(VARIABLES)
     return True
 
 
 def be_a_host(rank: int) -> None:
     """In a rank, before its first NCCL call."""
-    os.environ["NCCL_HOSTID"] = f"host{rank}"
+    os.environ.update(variables(rank))

@@ -63,10 +63,14 @@ def test_inputs_of_short_calls_are_gathered_by_nccl(
 
 
 def test_inputs_stay_messages_where_they_are_packed_or_long() -> None:
-    """A ring message longer than a chunk; a longer reduce-scatter; one host; a schedule that is named; uneven shards."""
+    """A ring message longer than a chunk; a longer reduce-scatter; one host; a schedule by name; uneven shards."""
     shards = even_shards(1 << 13, 4)
     for call, options, block_size in (
-        (Call(Collective.ALL_REDUCE, DType.FLOAT32, 64, ReduceOp.SUM), Options(association="ring", ring_chunk_elems=8), 1),
+        (
+            Call(Collective.ALL_REDUCE, DType.FLOAT32, 64, ReduceOp.SUM),
+            Options(association="ring", ring_chunk_elems=8),
+            1,
+        ),
         (Call(Collective.REDUCE_SCATTER, DType.FLOAT32, 1 << 13, ReduceOp.SUM, shards), Options(), 1),
         (Call(Collective.ALL_REDUCE, DType.FLOAT32, 64, ReduceOp.SUM), Options(), 4),
         (Call(Collective.ALL_REDUCE, DType.FLOAT32, 64, ReduceOp.SUM), Options(schedule="oneshot"), 1),

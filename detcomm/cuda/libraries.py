@@ -28,6 +28,12 @@ class UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_byte * 128),)
 
 
+class IpcHandle(ctypes.Structure):
+    """``CUipcMemHandle``: names an allocation to other processes; passed by value."""
+
+    _fields_ = (("reserved", ctypes.c_byte * 64),)
+
+
 DRIVER_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (_UINT,),
     "cuDeviceGet": (_POINTER, _INT),
@@ -43,7 +49,21 @@ DRIVER_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventDestroy_v2": (_POINTER,),
     "cuStreamWaitEvent": (_POINTER, _POINTER, _UINT),
     "cuStreamSynchronize": (_POINTER,),
+    "cuStreamCreate": (_POINTER, _UINT),
+    "cuStreamDestroy_v2": (_POINTER,),
     "cuMemcpyDtoDAsync_v2": (_POINTER, _POINTER, _SIZE, _POINTER),
+    "cuMemcpyDtoHAsync_v2": (_POINTER, _POINTER, _SIZE, _POINTER),
+    "cuMemcpyHtoDAsync_v2": (_POINTER, _POINTER, _SIZE, _POINTER),
+    "cuMemsetD8Async": (_POINTER, ctypes.c_ubyte, _SIZE, _POINTER),
+    "cuMemAlloc_v2": (_POINTER, _SIZE),
+    "cuMemFree_v2": (_POINTER,),
+    "cuMemGetAddressRange_v2": (_POINTER, _POINTER, _POINTER),
+    "cuMemHostAlloc": (_POINTER, _SIZE, _UINT),
+    "cuMemHostGetDevicePointer_v2": (_POINTER, _POINTER, _UINT),
+    "cuMemFreeHost": (_POINTER,),
+    "cuIpcGetMemHandle": (_POINTER, _POINTER),
+    "cuIpcOpenMemHandle_v2": (_POINTER, IpcHandle, _UINT),
+    "cuIpcCloseMemHandle": (_POINTER,),
     "cuThreadExchangeStreamCaptureMode": (_POINTER,),
     "cuGetErrorName": (_INT, _POINTER),
 }

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank's end of the memory that the ranks of a block have mapped from each other: segments, regions, host words.
+
+A segment is made at the group's connection, others later where a captured graph must not share it; memory of the user
+is registered when the user asks for it. All of these are collective, in the same order on all ranks of the block.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from detcomm import store_access
+from detcomm.cuda.peer_memory import ipc
+from detcomm.cuda.peer_memory.device_access import DeviceAccess
+from detcomm.cuda.peer_memory.host_words import HostWords
+from detcomm.cuda.peer_memory.meeting import Meeting, decode, encode, errors_text
+from detcomm.cuda.peer_memory.regions import MAX_REGIONS, Regions, Span
+from detcomm.cuda.peer_memory.sharing import PAD_BYTES, Provider, Share, SharedPiece, share_piece
+from detcomm.errors import DetcommError, TransportError
+
+_left: list[Any] = []
+"""What peers may still read when its owner ends: kept until the process does."""
+
+
+@attrs.frozen
+class Segment:
+    """Device memory of each rank of a block, mapped here.
+
+    Attributes:
+        region: the number of its staging areas among the regions, equal on all ranks.
+        pads: addresses of the signal pads, by index in the block; zero before any peer could see them.
+        staging: addresses of the staging areas, by index; multiples of 512.
+        staging_bytes: of each, equal on all ranks.
+    """
+
+    region: int
+    pads: tuple[int, ...]
+    staging: tuple[int, ...]
+    staging_bytes: int
+    pad_bytes: int = PAD_BYTES
+
+
+class PeerMemory:
+    """What this rank and its peers of the block see of each other. Made by ``connect_peer_memory``.
+
+    Attributes:
+        ranks: the group ranks of the block, ascending.
+        index: of this rank in ``ranks``.
+        provider: what shares the memory, for texts.
+        segment: of calls that are no part of a graph.
+        words: what host and kernels tell each other.
+        regions: what of this rank's memory its peers find, and where.
+
+    Args:
+        provide: makes a piece of memory to share.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        access: DeviceAccess,
+        provide: Provider,
+        provider: str,
+        words: HostWords,
+        first: SharedPiece,
+    ) -> None:
+        self.ranks = meeting.ranks
+        self.index = meeting.index
+        self.provider = provider
+        self.words = words
+        self.regions = Regions(access, first.table, len(meeting.ranks))
+        self._meeting = meeting
+        self._access = access
+        self._provide = provide
+        self._lock = threading.Lock()
+        self._shares: list[Share] = []
+        self._opened: list[int] = []
+        self._kept: list[Any] = []
+        self._num_regions = 0
+        self._is_closed = False
+        self._is_freed = False
+        self._is_abandoned = False
+        self.segment = self._take_over(first)
+
+    def add_segment(self, staging_bytes: int, timeout_s: float) -> Segment:
+        """Another segment, for calls that must not share the first; also while a graph is captured.
+
+        Raises:
+            PeerTimeoutError: ranks did not come; names them.
+            TransportError: a rank could not, with one text on all ranks of the block; or the group has failed.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            if self._num_regions == MAX_REGIONS:
+                raise TransportError(f"group {self._meeting.name}: more than {MAX_REGIONS} segments and registrations")
+            piece = share_piece(self._provide, self._access, self._meeting, staging_bytes, deadline)
+            if isinstance(piece, str):
+                raise TransportError(f"group {self._meeting.name}: no further peer memory: {piece}")
+            return self._take_over(piece)
+
+    def register(self, memory: Sequence[tuple[int, int]], kept: Any, timeout_s: float) -> str:
+        """Have the peers map memory of this rank; all ranks of the block call this, with as much as each has.
+
+        Args:
+            memory: beginnings and bytes of parts of the driver's allocations.
+            kept: keeps that memory alive; kept until the end of the group.
+
+        Returns:
+            Why it could not be, the same text on all ranks of the block; empty if it is done.
+
+        Raises:
+            PeerTimeoutError: ranks did not come; names them.
+            TransportError: the group has failed.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            tickets = self._meeting.exchange("register", self._ticket(memory), deadline)
+            told = [decode(ticket) for ticket in tickets]
+            reason = errors_text(self.ranks, [fields["error"] for fields in told])
+            first = self._num_regions
+            num_new = max(len(fields["parts"]) for fields in told)
+            if not reason and first + num_new > MAX_REGIONS:
+                reason = f"{first + num_new} segments and registrations in one group; expected at most {MAX_REGIONS}"
+            if reason:
+                return reason
+            opened: list[int] = []
+            try:
+                bases = self._open(told, first, opened)
+                self.regions.map(bases)
+                error = ""
+            except DetcommError as failure:
+                error = str(failure)
+            reason = self._meeting.agree("registered", error, deadline)
+            if reason:  # what stands in the table then is overwritten before any rank speaks of those numbers
+                for address in opened:
+                    ipc.close_handle(self._access, address)
+                return reason
+            self._opened += opened
+            self._kept.append(kept)
+            self._num_regions += num_new
+            spans = enumerate(memory, first)
+            self.regions.own(tuple(Span(start, start + num_bytes, region) for region, (start, num_bytes) in spans))
+            return ""
+
+    def abandon(self) -> None:
+        """The group has failed: kernels that wait return. Waits for nobody, frees nothing. From any thread."""
+        self.words.abort()
+        if not self._is_abandoned:
+            self._is_abandoned = True
+            _left.append(self)
+
+    def close(self, patience_s: float = 10.0) -> bool:
+        """Give everything back; the GPU is done with it. Idempotent.
+
+        What peers may still have mapped is freed when they have all said that they have not, at most ``patience_s``
+        later; else, and after ``abandon``, it is left to the end of the process.
+
+        Returns:
+            Whether all was freed.
+        """
+        with self._lock:
+            if self._is_closed or self._is_abandoned:
+                return self._is_freed
+            self._is_closed = True
+            for address in self._opened:
+                ipc.close_handle(self._access, address)
+            for share in self._shares:
+                share.unmap()
+            if not self._peers_are_done(patience_s) and self._may_be_read():
+                _left.append(self)
+                return False
+            for share in self._shares:
+                share.free()
+            self._kept.clear()
+            self.words.close()
+            self._access.close()
+            self._is_freed = True
+            return True
+
+    # -- in the lock --------------------------------------------------------------------------------------------
+
+    def _take_over(self, piece: SharedPiece) -> Segment:
+        region = self._num_regions
+        self._num_regions += 1
+        self._shares.append(piece.share)
+        self.regions.map({(index, region): start for index, start in enumerate(piece.staging)})
+        own = piece.staging[self.index]
+        self.regions.own((Span(own, own + piece.staging_bytes, region),))
+        return Segment(region, piece.pads, piece.staging, piece.staging_bytes)
+
+    def _ticket(self, memory: Sequence[tuple[int, int]]) -> str:
+        parts = []
+        try:
+            for start, num_bytes in memory:
+                begin, allocated = self._access.allocation_of(start)
+                if start + num_bytes > begin + allocated:
+                    raise TransportError(f"{num_bytes} bytes that are not of one allocation of the driver")
+                parts.append((ipc.handle_of(self._access, begin), start - begin))
+        except DetcommError as error:
+            return encode(error=f"{error}{_HINT}", parts=[])
+        return encode(error="", parts=parts)
+
+    def _open(self, told: Sequence[dict[str, Any]], first: int, opened: list[int]) -> dict[tuple[int, int], int]:
+        bases = {}
+        for index, fields in enumerate(told):
+            for region, (handle, offset) in enumerate(fields["parts"], first):
+                if index != self.index:
+                    opened.append(ipc.open_handle(self._access, handle))
+                    bases[index, region] = opened[-1] + offset
+        return bases
+
+    def _may_be_read(self) -> bool:
+        """Whether a peer that has something mapped could read what has become of it."""
+        return bool(self._kept) or not all(share.outlives_its_owner for share in self._shares)
+
+    def _peers_are_done(self, patience_s: float) -> bool:
+        """Tell the peers that nothing of theirs is mapped here; whether all have told the same in time."""
+        keys = [f"closed/{self._meeting.number}/{rank}" for rank in self.ranks]
+        try:
+            self._meeting.store.set(keys[self.index], "")
+            texts = store_access.read_all(self._meeting.store, keys, patience_s, self._meeting.has_failed)
+        except RuntimeError:  # what every error of torch's stores is: its server has ended, so peers have
+            return False
+        return None not in texts
+
+
+_HINT = " (memory of torch's expandable segments cannot be shared so)"

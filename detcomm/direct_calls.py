@@ -77,9 +77,9 @@ class DirectCalls:
     def all_reduce(self, tensor: torch.Tensor, op: Any, timeout: timedelta | None, timeout_s: float) -> bool:
         """A tensor in place; ``op`` is torch's object, ``timeout`` the call's own, if any, before the group's."""
         if tensor.is_cuda:
-            cuda = self._on_gpu()
-            on_gpu = None if cuda is None else cuda.find_all_reduce(tensor, op)
-            return on_gpu is not None and self._run_on_gpu(on_gpu, tensor, tensor, timeout, timeout_s)
+            if (cuda := self._on_gpu()) is None or (on_gpu := cuda.find_all_reduce(tensor, op)) is None:
+                return False
+            return self._run_on_gpu(cuda, on_gpu, tensor, tensor, timeout, timeout_s)
         if not is_plain(tensor):
             return False
         key = (tensor.dtype, tensor.numel(), op.op.value)
@@ -94,9 +94,9 @@ class DirectCalls:
     ) -> bool:
         """Equal shards of one input."""
         if input.is_cuda:
-            cuda = self._on_gpu()
-            on_gpu = None if cuda is None else cuda.find_reduce_scatter(output, input, op)
-            return on_gpu is not None and self._run_on_gpu(on_gpu, input, output, timeout, timeout_s)
+            if (cuda := self._on_gpu()) is None or (on_gpu := cuda.find_reduce_scatter(output, input, op)) is None:
+                return False
+            return self._run_on_gpu(cuda, on_gpu, input, output, timeout, timeout_s)
         if not (is_plain(output) and is_plain(input)):
             return False
         key = (input.dtype, input.numel(), op.op.value, output.dtype, output.numel())
@@ -109,9 +109,9 @@ class DirectCalls:
     def all_gather(self, output: torch.Tensor, input: torch.Tensor, timeout: timedelta, timeout_s: float) -> bool:
         """Equal shards of one output."""
         if input.is_cuda:
-            cuda = self._on_gpu()
-            on_gpu = None if cuda is None else cuda.find_all_gather(output, input)
-            return on_gpu is not None and self._run_on_gpu(on_gpu, input, output, timeout, timeout_s)
+            if (cuda := self._on_gpu()) is None or (on_gpu := cuda.find_all_gather(output, input)) is None:
+                return False
+            return self._run_on_gpu(cuda, on_gpu, input, output, timeout, timeout_s)
         if not (is_plain(output) and is_plain(input)):
             return False
         key = (input.dtype, input.numel(), output.dtype, output.numel())
@@ -165,14 +165,17 @@ class DirectCalls:
         return True
 
     def _on_gpu(self) -> "CudaDirectCalls | None":
-        return None if self._cuda is None else self._cuda.direct
+        return None if self._cuda is None or self._blocks else self._cuda.direct
 
     def _run_on_gpu(
-        self, known: "KnownCall", input: torch.Tensor, output: torch.Tensor, timeout: timedelta | None, timeout_s: float
+        self,
+        cuda: "CudaDirectCalls",
+        known: "KnownCall",
+        input: torch.Tensor,
+        output: torch.Tensor,
+        timeout: timedelta | None,
+        timeout_s: float,
     ) -> bool:
-        cuda = self._on_gpu()
-        if self._blocks or cuda is None:
-            return False
         self.num_started += 1
         try:
             cuda.run(known, input.data_ptr(), output.data_ptr(), _in_seconds(timeout, timeout_s))

@@ -22,7 +22,7 @@ from detcomm.cuda.libraries import driver, nccl, relaxed_capture
 from detcomm.cuda.native_call import IN_ORDER, NativeCall, Order, Streams
 from detcomm.cuda.nccl import NcclCommunicator
 from detcomm.cuda.prepared import Prepared, PreparedCalls
-from detcomm.cuda.program import Program, failure_text
+from detcomm.cuda.program import failure_text
 from detcomm.cuda.reference_call import Mover, ReferenceCall
 from detcomm.cuda.scratch import Block, Scratch
 from detcomm.errors import NativeError, PeerTimeoutError, TransportError
@@ -65,6 +65,7 @@ class CudaCommunicator:
         self.sequence = 0
         self.has_captured = False
         self._lock = device_lock(kernels.device)
+        self._make_current = kernels.make_current
         self._pool = EventPool()
         self._in_flight = InFlightQueue()
         self._scratch = Scratch(options.scratch_bytes, allocate)
@@ -122,30 +123,32 @@ class CudaCommunicator:
         input: int,
         output: int,
         streams: Streams,
-        *,
-        capturing: bool,
         timeout_s: float,
     ) -> None:
-        """Issue one call whose memory is known to fit, and to be in place or apart; as ``run_many``, with less ado.
+        """Issue one call on the current stream, which captures no graph; as ``run_many``, with less ado.
+
+        Written out: between collectives Python runs with cold caches, where each function more costs a microsecond.
 
         Args:
-            input: address of the input.
+            call: has a program.
+            input: address of the input. Memory fits, and is in place or apart.
             output: address of the output.
         """
-        program = call.program
-        assert program is not None, "nothing to exchange"
-        kept: list[Any] = []
         with self._lock:
-            done = self._pool.take(self.kernels.make_current)
+            done = self._pool.take(self._make_current)
             self.sequence += 1
+            last = self._last
+            follows = last is None or self._last_stream == streams.main
+            order = IN_ORDER if last is None or follows else Order(0, 0, last.handle)
             try:
-                scratch = self._scratch.take_for(call.scratch_bytes, capturing, kept)
-                order = self._order(streams, capturing)
-                self._issue_program(call, program, streams, (input, output, scratch), order, done.handle)
+                buffers = (input, output, self._scratch.take(call.scratch_bytes))
+                self._issue_program(call, streams, buffers, order, done.handle)
             except NativeError as error:
                 self.abort()
                 raise TransportError(f"group {self.name}, collective #{self.sequence}: {error}") from error
-            self._issued(call.call, label, 0, streams.main, done, capturing, timeout_s, kept)
+            self._last_stream, self._last = streams.main, done
+            deadline = time.monotonic() + timeout_s
+            self._in_flight.add(InFlight(self.sequence, call.call, label, 0, done, deadline, self._scratch.outgrown()))
 
     def poll(self) -> None:
         """Let go of what is done, and look for what will never be. Called again and again, from any thread.
@@ -257,8 +260,7 @@ class CudaCommunicator:
     ) -> None:
         input: Any = request.input
         output: Any = request.output
-        program = call.program
-        if program is None:
+        if call.program is None:
             self._issue_alone(request, streams.main, order, done)
             return
         num_bytes = call.scratch_bytes
@@ -272,20 +274,15 @@ class CudaCommunicator:
             order = IN_ORDER
             contribute(self.kernels, request, input, staged, streams.main)
             input = staged
-        self._issue_program(call, program, streams, (input.start, output.start, scratch), order, done)
+        self._issue_program(call, streams, (input.start, output.start, scratch), order, done)
 
     def _issue_program(
-        self,
-        call: Prepared,
-        program: Program,
-        streams: Streams,
-        buffers: tuple[int, int, int],
-        order: Order,
-        done: int,
+        self, call: Prepared, streams: Streams, buffers: tuple[int, int, int], order: Order, done: int
     ) -> None:
         comm = 0 if self._nccl is None else self._nccl.handle or 0
         if not self._native.issue(call, comm, streams, buffers, order, done):
-            raise NativeError(failure_text(program, self._native.failure, driver().describe))
+            assert call.program is not None
+            raise NativeError(failure_text(call.program, self._native.failure, driver().describe))
 
     def _issue_alone(self, request: Request, stream: int, order: Order, done: int) -> None:
         """Nothing to exchange: an empty message, or a world of one rank, where every bit stays."""

@@ -34,15 +34,15 @@ class _Communicator:
     def find_prepared(self, request: Request) -> Prepared | None:
         return self.prepared.get(request.call)
 
-    def run_prepared(self, *args: Any, **kwargs: Any) -> None:
-        self.run.append((*args, kwargs))
+    def run_prepared(self, *args: Any) -> None:
+        self.run.append(args)
 
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[_Communicator, CudaDirectCalls]:
     monkeypatch.setattr(module, "_current_device", lambda: -1)
     monkeypatch.setattr(module, "_current_stream", lambda device: 0xA0)
-    monkeypatch.setattr(module, "_is_capturing", lambda: True)
+    monkeypatch.setattr(module, "_is_capturing", lambda: False)
     communicator: Any = _Communicator()
     return communicator, CudaDirectCalls(communicator, 0xB0)
 
@@ -59,7 +59,7 @@ def test_a_call_is_found_from_its_second_time_on(parts: tuple[_Communicator, Cud
     for other in (torch.ones(9), torch.ones(8, dtype=torch.int32), torch.ones(4, 4).t()[:2]):
         assert direct.find_all_reduce(other, op) is None
     direct.run(known, 16, 32, 5.0)
-    assert communicator.run == [(prepared, "", 16, 32, Streams(0xA0, 0xB0), {"capturing": True, "timeout_s": 5.0})]
+    assert communicator.run == [(prepared, "", 16, 32, Streams(0xA0, 0xB0), 5.0)]
 
 
 def test_other_operations_and_factors_are_not_mixed_up(parts: tuple[_Communicator, CudaDirectCalls]) -> None:
@@ -72,6 +72,34 @@ def test_other_operations_and_factors_are_not_mixed_up(parts: tuple[_Communicato
     assert direct.find_all_reduce(torch.ones(8), options.reduceOp) is None
     options.reduceOp = dist._make_nccl_premul_sum(2.0)
     assert direct.find_all_reduce(torch.ones(8), options.reduceOp) is None, "each rank has its own factor"
+
+
+def test_a_factor_is_read_by_the_long_way_alone(
+    parts: tuple[_Communicator, CudaDirectCalls], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lie on the GPU, where each reading waits for the stream."""
+
+    def read(*args: Any) -> None:
+        raise AssertionError("the factor was read")
+
+    monkeypatch.setattr(module.torch_calls, "all_reduce", read)
+    monkeypatch.setattr(module.torch_calls, "reduce_scatter", read)
+    _, direct = parts
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist._make_nccl_premul_sum(2.0)
+    assert direct.find_all_reduce(torch.ones(8), options.reduceOp) is None
+    assert direct.find_reduce_scatter(torch.ones(2), torch.ones(8), options.reduceOp) is None
+
+
+def test_calls_in_a_graph_take_the_long_way(
+    parts: tuple[_Communicator, CudaDirectCalls], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    communicator, direct = parts
+    communicator.prepare(Call(Collective.ALL_REDUCE, DType.FLOAT32, 8, ReduceOp.SUM))
+    op = dist.AllreduceOptions().reduceOp
+    assert direct.find_all_reduce(torch.ones(8), op) is not None
+    monkeypatch.setattr(module, "_is_capturing", lambda: True)
+    assert direct.find_all_reduce(torch.ones(8), op) is None
 
 
 def test_shards_may_be_in_place_but_not_overlap_otherwise(parts: tuple[_Communicator, CudaDirectCalls]) -> None:

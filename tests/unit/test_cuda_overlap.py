@@ -12,10 +12,10 @@ from detcomm.cuda import communicator as module
 from detcomm.cuda.contribution import contribute
 from detcomm.options import Options
 from detcomm.request import Request
-from tests import inputs, oracle
-from tests.unit.test_cuda_communicator import STREAMS, _memory, _World, pytestmark
+from tests import fake_gpu, inputs, oracle
+from tests.fake_communicators import STREAMS, World, memory
 
-__all__ = ["pytestmark"]
+pytestmark = fake_gpu.needs_native
 
 _SHARD_BYTES = 64 * 4
 
@@ -25,7 +25,7 @@ def test_shards_at_the_beginning_of_the_whole_are_staged(
     collective: Collective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is in place on rank 0 alone."""
-    world = _World(3, Options(), monkeypatch)
+    world = World(3, Options(), monkeypatch)
     call = Call(collective, DType.FLOAT32, 3 * 64, ReduceOp.SUM if collective.reduces else None, (64, 64, 64))
     given = [inputs.bits(array).copy() for array in inputs.make("float32", 3 * 64, 3)]
     rooms = [room.copy() for room in given]
@@ -36,7 +36,7 @@ def test_shards_at_the_beginning_of_the_whole_are_staged(
         contribute(kernels, request, *places)
 
     def run(rank: int) -> None:
-        whole, shard = _memory(rooms[rank]), _memory(rooms[rank][:_SHARD_BYTES])
+        whole, shard = memory(rooms[rank]), memory(rooms[rank][:_SHARD_BYTES])
         request = Request(call, whole, shard) if collective.reduces else Request(call, shard, whole)
         world.communicators[rank].run_many([request], STREAMS, capturing=False, timeout_s=60.0, kept=[])
 

@@ -68,7 +68,9 @@ def cases(world_size: int, thorough: bool) -> Iterator[Case]:
     for path in ("native", "reference"):  # node_size 1: as if every rank had a host of its own
         options = Options(cuda_path=path, node_size=1)
         yield Case("all_reduce", "bfloat16", "avg", (9 << 20) + 5, options)
+        yield Case("all_reduce", "bfloat16", "avg", 1009, options, offset=1)
         yield Case("reduce_scatter", "float32", "sum", 30_011 * world_size, options)
+        yield Case("reduce_scatter", "float32", "sum", 61 * world_size, options)
     for association, schedule in (("tree", "halving"), ("linear", "direct"), ("ring", "ring")) if thorough else ():
         options = Options(
             cuda_path="reference", association=association, schedule=schedule, ring_chunk_elems=1 << 10,

@@ -6,6 +6,7 @@ rank to rank, as on a device. What the real driver leaves undefined is noted as 
 """
 
 import ctypes
+import mmap
 import os
 import secrets
 import threading
@@ -16,7 +17,8 @@ from detcomm.cuda.libraries import IpcHandle
 from detcomm.errors import NativeError
 from detcomm.transports.memory_segment import Mapping
 
-INVALID_VALUE, OUT_OF_MEMORY = 1, 2
+INVALID_VALUE = 1
+_MAP_FIXED = 0x10
 
 
 @dataclass
@@ -28,6 +30,8 @@ class Allocation:
     mapping: Mapping
     descriptor: int
     num_openings: int = 0
+    is_virtual: bool = False
+    """Whether it has descriptors instead of a handle."""
 
 
 @dataclass
@@ -149,7 +153,7 @@ class FakeDeviceMemory:
         self.node.num_host_words -= 1
 
     def _cuIpcGetMemHandle(self, handle: Any, address: int) -> int:
-        if address not in self.node.allocations:
+        if address not in self.node.allocations or self.node.allocations[address].is_virtual:
             return INVALID_VALUE
         name = secrets.token_bytes(64)
         self.node.by_handle[name] = address
@@ -189,6 +193,63 @@ class FakeDeviceMemory:
         else:
             mapping.close()
         return 0
+
+    # An allocation's handle is its address, an imported one's the descriptor.
+
+    def _cuMemRetainAllocationHandle(self, handle: Any, address: int) -> int:
+        allocation = self.node.allocations.get(address)
+        if allocation is None or not allocation.is_virtual:
+            return INVALID_VALUE
+        _put(handle, address)
+        return 0
+
+    def _cuMemExportToShareableHandle(self, descriptor: Any, handle: int, kind: int, flags: int) -> None:
+        assert (kind, flags) == (1, 0)
+        copied = os.dup(self.node.allocations[handle].descriptor)
+        ctypes.cast(descriptor, ctypes.POINTER(ctypes.c_int))[0] = copied
+
+    def _cuMemImportFromShareableHandle(self, handle: Any, descriptor: int, kind: int) -> None:
+        assert kind == 1
+        _put(handle, os.dup(descriptor))
+
+    def _cuMemRelease(self, handle: int) -> None:
+        if handle < 1 << 20:
+            os.close(handle)
+
+    def _cuMemAddressReserve(self, address: Any, num_bytes: int, alignment: int, wish: Any, flags: int) -> None:
+        assert (alignment, wish, flags) == (0, None, 0)
+        descriptor = os.memfd_create("fake reservation")
+        os.ftruncate(descriptor, num_bytes)
+        mapping = Mapping(descriptor, num_bytes)
+        os.close(descriptor)
+        self.node.openings[self.rank, mapping.address] = (mapping, 1, 0)
+        _put(address, mapping.address)
+
+    def _cuMemAddressFree(self, address: int, num_bytes: int) -> None:
+        mapping, _, _ = self.node.openings.pop((self.rank, address))
+        mapping.close()
+
+    def _cuMemMap(self, address: int, num_bytes: int, offset: int, handle: int, flags: int) -> None:
+        assert (offset, flags, os.fstat(handle).st_size) == (0, 0, num_bytes)
+        _map_at(address, num_bytes, handle)
+
+    def _cuMemUnmap(self, address: int, num_bytes: int) -> None:
+        descriptor = os.memfd_create("fake reservation")
+        os.ftruncate(descriptor, num_bytes)
+        _map_at(address, num_bytes, descriptor)
+        os.close(descriptor)
+
+    def _cuMemSetAccess(self, address: int, num_bytes: int, access: Any, count: int) -> None:
+        assert count == 1
+        assert list(ctypes.cast(access, ctypes.POINTER(ctypes.c_int))[:3]) == [1, 0, 3]
+
+
+def _map_at(address: int, num_bytes: int, descriptor: int) -> None:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    fixed = libc.mmap(address, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0)
+    assert fixed == address
 
 
 def _put(where: Any, value: int) -> None:

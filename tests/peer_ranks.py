@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import HashStore
 
 from detcomm.cuda import libraries
-from detcomm.cuda.peer_memory import device_access, host_words, ipc
+from detcomm.cuda.peer_memory import device_access, host_words, ipc, virtual
 from detcomm.cuda.peer_memory.connect import connect_peer_memory
 from detcomm.cuda.peer_memory.memory import PeerMemory
 from tests.fake_device_memory import FakeDeviceMemory, FakeNode
@@ -28,7 +28,7 @@ class PeerRanks:
         self.store: Any = HashStore()
         self.failures: list[BaseException | None] = [None] * world_size
         self._here = threading.local()
-        for module in (device_access, host_words, ipc, libraries):
+        for module in (device_access, host_words, ipc, virtual, libraries):
             monkeypatch.setattr(module, "driver", lambda: self._here.gpu)
 
     def on_each(self, function: Callable[[int], Any], ranks: Sequence[int] | None = None) -> list[Any]:

@@ -2,6 +2,7 @@
 """Memory that the ranks of a block map from each other: proved, or refused by all; freed when nobody can read it."""
 
 import ctypes
+import os
 import struct
 import time
 from typing import Any
@@ -231,7 +232,7 @@ def test_too_many_regions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = _allocate(ranks, 0, 4096)
     parts = [(whole, 16)] * MAX_REGIONS
     reasons = ranks.on_each(lambda rank: memories[rank].register(parts if rank == 0 else [], None, 60.0))
-    assert reasons == ["257 segments and registrations in one group; expected at most 256"] * 2
+    assert reasons == ["256 parts of memory; there is room for 255 more in a group"] * 2
     assert ranks.on_each(lambda rank: memories[rank].close()) == [True, True]
 
 
@@ -242,3 +243,54 @@ def test_memory_of_no_allocation_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     reasons = ranks.on_each(lambda rank: memories[rank].register([(whole, 5000)], None, 60.0))
     assert len(set(reasons)) == 1
     assert "5000 bytes that are not of one allocation" in reasons[0]
+
+
+def test_what_is_registered_can_be_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its numbers serve again."""
+    ranks = PeerRanks(3, monkeypatch)
+    memories = ranks.memories()
+    whole = [_allocate(ranks, rank, 4096) for rank in range(3)]
+    num_openings = len(ranks.node.openings)
+    keys = [object(), object()]
+    for _ in range(4):
+        parts: list[list[tuple[int, int]]] = [[(whole[rank], 4096)] * 50 * rank for rank in range(3)]
+        assert ranks.on_each(lambda rank, of=parts: memories[rank].register(of[rank], keys[0], 60.0)) == [""] * 3
+        assert memories[2].regions.find(whole[2], 4096) is not None
+        ranks.on_each(lambda rank: memories[rank].deregister(keys[1], 60.0))
+        assert memories[2].regions.find(whole[2], 4096) is not None, "another's"
+        ranks.on_each(lambda rank: memories[rank].deregister(keys[0], 60.0))
+        assert memories[2].regions.find(whole[2], 4096) is None
+        assert len(ranks.node.openings) == num_openings
+    assert ranks.on_each(lambda rank: memories[rank].close()) == [True] * 3
+    assert ranks.node.violations == []
+
+
+@pytest.mark.parametrize("refused", ["", "cuMemExportToShareableHandle", "cuMemMap"])
+def test_memory_without_a_handle_is_shared_by_descriptors(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's symmetric memory and NCCL's allocations are; one rank may have either kind, or nothing."""
+    ranks = PeerRanks(3, monkeypatch)
+    memories = ranks.memories()
+    whole = [_allocate(ranks, rank, 4096) for rank in range(3)]
+    for address in (whole[0], whole[2]):
+        ranks.node.allocations[address].is_virtual = True
+    num_descriptors = len(os.listdir("/proc/self/fd"))
+    if refused:
+        ranks.gpus[2].fails[refused] = 801
+    more = _allocate(ranks, 2, 4096)
+    parts: list[Any] = [[(whole[0] + 1024, 3072)], [], [(more, 4096), (whole[2], 4096)]]
+    reasons = ranks.on_each(lambda rank: memories[rank].register(parts[rank], None, 60.0))
+    assert len(set(reasons)) == 1
+    assert len(os.listdir("/proc/self/fd")) == num_descriptors + 1, "only what the fake holds itself"
+    if refused:
+        assert f"rank 2: CUDA driver: {'cuIpcGetMemHandle' if 'Export' in refused else refused}" in reasons[0]
+        assert refused in reasons[0]
+        assert memories[0].regions.find(whole[0] + 1024, 1) is None
+    else:
+        assert reasons[0] == ""
+        assert [memories[1].regions.bases(region)[1] for region in (1, 2)] == [0, 0]
+        for peer, region, content in ((0, 1, 200), (2, 1, 202), (2, 2, 202)):
+            assert ctypes.string_at(memories[1].regions.bases(region)[peer], 3072) == bytes([content]) * 3072
+        ctypes.memset(whole[0] + 1024, 9, 1)
+        assert ctypes.string_at(memories[1].regions.bases(1)[0], 2) == bytes([9, 200])
+    assert ranks.on_each(lambda rank: memories[rank].close()) == [True] * 3
+    assert not ranks.node.openings

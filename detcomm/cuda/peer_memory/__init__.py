@@ -7,6 +7,8 @@
     symmetric      memory shared by torch's symmetric memory
     sharing        what the two have in common
     meeting        rounds of the ranks of a block, through the group's store
+    registration   memory that was there before, by whichever functions it was made
+    virtual        the driver's virtual memory functions, and descriptors from process to process
     regions        what of this rank's memory its peers have mapped
     memory         one rank's end of all of it
     connect        how it is made, or refused by all ranks alike

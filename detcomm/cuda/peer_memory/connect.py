@@ -88,7 +88,7 @@ def connect_peer_memory(
             provide = _provide(provider, access, device)
             piece = _share_in_all_blocks(provide, access, meeting, staging_bytes, deadline)
             if isinstance(piece, SharedPiece):
-                return PeerMemory(meeting, access, provide, provider, words, piece)
+                return PeerMemory(meeting, access, device, provide, provider, words, piece)
             reasons.append(f"{provider}: {piece}")
     if words is not None:
         words.close()

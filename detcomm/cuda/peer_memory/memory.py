@@ -13,11 +13,11 @@ from typing import Any
 import attrs
 
 from detcomm import store_access
-from detcomm.cuda.peer_memory import ipc
 from detcomm.cuda.peer_memory.device_access import DeviceAccess
 from detcomm.cuda.peer_memory.host_words import HostWords
-from detcomm.cuda.peer_memory.meeting import Meeting, decode, encode, errors_text
+from detcomm.cuda.peer_memory.meeting import Meeting
 from detcomm.cuda.peer_memory.regions import MAX_REGIONS, Regions, Span
+from detcomm.cuda.peer_memory.registration import Mappings, Part, Registration
 from detcomm.cuda.peer_memory.sharing import PAD_BYTES, Provider, Share, SharedPiece, share_piece
 from detcomm.errors import DetcommError, TransportError
 
@@ -55,6 +55,7 @@ class PeerMemory:
         regions: what of this rank's memory its peers find, and where.
 
     Args:
+        device: its number in this process.
         provide: makes a piece of memory to share.
     """
 
@@ -62,6 +63,7 @@ class PeerMemory:
         self,
         meeting: Meeting,
         access: DeviceAccess,
+        device: int,
         provide: Provider,
         provider: str,
         words: HostWords,
@@ -74,12 +76,12 @@ class PeerMemory:
         self.regions = Regions(access, first.table, len(meeting.ranks))
         self._meeting = meeting
         self._access = access
+        self._device = device
         self._provide = provide
         self._lock = threading.Lock()
         self._shares: list[Share] = []
-        self._opened: list[int] = []
-        self._kept: list[Any] = []
-        self._num_regions = 0
+        self._registered: list[_Registered] = []
+        self._free = list(range(MAX_REGIONS))  # ascending; the same on all ranks of the block
         self._is_closed = False
         self._is_freed = False
         self._is_abandoned = False
@@ -94,19 +96,19 @@ class PeerMemory:
         """
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            if self._num_regions == MAX_REGIONS:
+            if not self._free:
                 raise TransportError(f"group {self._meeting.name}: more than {MAX_REGIONS} segments and registrations")
             piece = share_piece(self._provide, self._access, self._meeting, staging_bytes, deadline)
             if isinstance(piece, str):
                 raise TransportError(f"group {self._meeting.name}: no further peer memory: {piece}")
             return self._take_over(piece)
 
-    def register(self, memory: Sequence[tuple[int, int]], kept: Any, timeout_s: float) -> str:
+    def register(self, parts: Sequence[Part], kept: Any, timeout_s: float) -> str:
         """Have the peers map memory of this rank; all ranks of the block call this, with as much as each has.
 
         Args:
-            memory: beginnings and bytes of parts of the driver's allocations.
-            kept: keeps that memory alive; kept until the end of the group.
+            parts: beginnings and bytes of parts of the driver's allocations; none of them registered already.
+            kept: keeps that memory alive; kept until ``deregister`` or the end of the group.
 
         Returns:
             Why it could not be, the same text on all ranks of the block; empty if it is done.
@@ -117,33 +119,30 @@ class PeerMemory:
         """
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            tickets = self._meeting.exchange("register", self._ticket(memory), deadline)
-            told = [decode(ticket) for ticket in tickets]
-            reason = errors_text(self.ranks, [fields["error"] for fields in told])
-            first = self._num_regions
-            num_new = max(len(fields["parts"]) for fields in told)
-            if not reason and first + num_new > MAX_REGIONS:
-                reason = f"{first + num_new} segments and registrations in one group; expected at most {MAX_REGIONS}"
-            if reason:
-                return reason
-            opened: list[int] = []
+            registration = Registration(self._access, self._device, self._meeting, parts)
             try:
-                bases = self._open(told, first, opened)
-                self.regions.map(bases)
-                error = ""
-            except DetcommError as failure:
-                error = str(failure)
-            reason = self._meeting.agree("registered", error, deadline)
-            if reason:  # what stands in the table then is overwritten before any rank speaks of those numbers
-                for address in opened:
-                    ipc.close_handle(self._access, address)
-                return reason
-            self._opened += opened
-            self._kept.append(kept)
-            self._num_regions += num_new
-            spans = enumerate(memory, first)
-            self.regions.own(tuple(Span(start, start + num_bytes, region) for region, (start, num_bytes) in spans))
-            return ""
+                return self._register(registration, parts, kept, deadline)
+            finally:
+                registration.close()
+
+    def deregister(self, kept: Any, timeout_s: float) -> None:
+        """Take back what was registered with ``kept``, on all ranks of the block; the GPU is done with it.
+
+        Raises:
+            PeerTimeoutError: ranks did not come; names them.
+            TransportError: the group has failed.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            gone = [registered for registered in self._registered if registered.kept is kept]
+            numbers = [number for registered in gone for number in registered.numbers]
+            self.regions.disown(set(numbers))
+            self._meeting.exchange("deregister", "", deadline)  # from now on no peer says that it uses them
+            for registered in gone:
+                registered.mappings.close()
+            self._free = sorted([*self._free, *numbers])
+            self._meeting.exchange("unmapped", "", deadline)
+            self._registered = [registered for registered in self._registered if registered.kept is not kept]
 
     def abandon(self) -> None:
         """The group has failed: kernels that wait return. Waits for nobody, frees nothing. From any thread."""
@@ -165,8 +164,8 @@ class PeerMemory:
             if self._is_closed or self._is_abandoned:
                 return self._is_freed
             self._is_closed = True
-            for address in self._opened:
-                ipc.close_handle(self._access, address)
+            for registered in self._registered:
+                registered.mappings.close()
             for share in self._shares:
                 share.unmap()
             if not self._peers_are_done(patience_s) and self._may_be_read():
@@ -174,7 +173,7 @@ class PeerMemory:
                 return False
             for share in self._shares:
                 share.free()
-            self._kept.clear()
+            self._registered.clear()
             self.words.close()
             self._access.close()
             self._is_freed = True
@@ -183,38 +182,40 @@ class PeerMemory:
     # -- in the lock --------------------------------------------------------------------------------------------
 
     def _take_over(self, piece: SharedPiece) -> Segment:
-        region = self._num_regions
-        self._num_regions += 1
+        region = self._free.pop(0)
         self._shares.append(piece.share)
         self.regions.map({(index, region): start for index, start in enumerate(piece.staging)})
         own = piece.staging[self.index]
         self.regions.own((Span(own, own + piece.staging_bytes, region),))
         return Segment(region, piece.pads, piece.staging, piece.staging_bytes)
 
-    def _ticket(self, memory: Sequence[tuple[int, int]]) -> str:
-        parts = []
+    def _register(self, registration: Registration, parts: Sequence[Part], kept: Any, deadline: float) -> str:
+        reason = registration.tell(deadline)
+        if not reason and registration.num_parts > len(self._free):
+            reason = f"{registration.num_parts} parts of memory; there is room for {len(self._free)} more in a group"
+        if reason:
+            return reason
+        numbers = self._free[: registration.num_parts]
+        mappings = Mappings()
+        error = ""
         try:
-            for start, num_bytes in memory:
-                begin, allocated = self._access.allocation_of(start)
-                if start + num_bytes > begin + allocated:
-                    raise TransportError(f"{num_bytes} bytes that are not of one allocation of the driver")
-                parts.append((ipc.handle_of(self._access, begin), start - begin))
-        except DetcommError as error:
-            return encode(error=f"{error}{_HINT}", parts=[])
-        return encode(error="", parts=parts)
-
-    def _open(self, told: Sequence[dict[str, Any]], first: int, opened: list[int]) -> dict[tuple[int, int], int]:
-        bases = {}
-        for index, fields in enumerate(told):
-            for region, (handle, offset) in enumerate(fields["parts"], first):
-                if index != self.index:
-                    opened.append(ipc.open_handle(self._access, handle))
-                    bases[index, region] = opened[-1] + offset
-        return bases
+            registration.map(mappings, deadline)
+            self.regions.map({(index, numbers[part]): start for (index, part), start in mappings.addresses.items()})
+        except DetcommError as failure:
+            error = str(failure)
+        reason = self._meeting.agree("registered", error, deadline)
+        if reason:  # what stands in the table then is overwritten before any rank speaks of those numbers
+            mappings.close()
+            return reason
+        self._registered.append(_Registered(kept, mappings, tuple(numbers)))
+        self._free = self._free[registration.num_parts :]
+        spans = zip(numbers, parts, strict=False)  # other ranks may have more parts
+        self.regions.own(tuple(Span(start, start + num_bytes, region) for region, (start, num_bytes) in spans))
+        return ""
 
     def _may_be_read(self) -> bool:
         """Whether a peer that has something mapped could read what has become of it."""
-        return bool(self._kept) or not all(share.outlives_its_owner for share in self._shares)
+        return bool(self._registered) or not all(share.outlives_its_owner for share in self._shares)
 
     def _peers_are_done(self, patience_s: float) -> bool:
         """Tell the peers that nothing of theirs is mapped here; whether all have told the same in time."""
@@ -227,4 +228,15 @@ class PeerMemory:
         return None not in texts
 
 
-_HINT = " (memory of torch's expandable segments cannot be shared so)"
+@attrs.frozen
+class _Registered:
+    """One registration.
+
+    Attributes:
+        kept: keeps this rank's memory alive.
+        numbers: of its regions, as many as the rank with most of them has.
+    """
+
+    kept: Any
+    mappings: Mappings
+    numbers: tuple[int, ...]

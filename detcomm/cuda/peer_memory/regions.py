@@ -79,8 +79,15 @@ class Regions:
 
     def own(self, spans: tuple[Span, ...]) -> None:
         """Let ``find`` know of memory of this rank, once all its peers have mapped it."""
-        merged = sorted((*self._own[1], *spans))
-        self._own = ([span.start for span in merged], merged)
+        self._replace([*self._own[1], *spans])
+
+    def disown(self, regions: set[int]) -> None:
+        """Take regions of this rank out again."""
+        self._replace([span for span in self._own[1] if span.region not in regions])
+
+    def _replace(self, spans: list[Span]) -> None:
+        spans.sort()
+        self._own = ([span.start for span in spans], spans)
         self.generation += 1
 
     def _write(self) -> None:

@@ -46,7 +46,12 @@ class StockMover:
         return torch.cuda.stream(where)
 
     def _tensor(self, memory: DeviceMemory) -> torch.Tensor:
-        return torch.as_tensor(_Array(memory), device=self._device)
+        return view(memory, self._device)
+
+
+def view(memory: DeviceMemory, device: torch.device) -> torch.Tensor:
+    """Device memory as a tensor of bytes."""
+    return torch.as_tensor(_Array(memory), device=device)
 
 
 class _Array:

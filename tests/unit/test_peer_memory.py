@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from detcomm.cuda.peer_memory.connect import Refusal
-from detcomm.cuda.peer_memory.memory import PeerMemory
+from detcomm.cuda.peer_memory.memory import PeerMemory, reclaim
 from detcomm.cuda.peer_memory.regions import MAX_REGIONS, Place
 from detcomm.cuda.peer_memory.sharing import PAD_BYTES
 from detcomm.errors import PeerTimeoutError, TransportError
@@ -125,13 +125,18 @@ def test_nothing_is_left_after_many_groups(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_memory_is_not_freed_before_the_last_peer_has_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And who was too early frees it when the next group comes."""
     ranks = PeerRanks(3, monkeypatch)
     memories = ranks.memories()
     assert ranks.on_each(lambda rank: memories[rank].close(patience_s=0.1), [0, 2]) == [False, False]
     assert {allocation.owner for allocation in ranks.node.allocations.values()} == {0, 1, 2}
+    assert ctypes.string_at(memories[1].segment.pads[0], PAD_BYTES) == bytes(PAD_BYTES)
+    ranks.on_each(lambda rank: reclaim(), [0])
+    assert {allocation.owner for allocation in ranks.node.allocations.values()} == {0, 1, 2}
     assert ranks.on_each(lambda rank: memories[rank].close(), [1]) == [True], "all others have let go by now"
-    assert ranks.node.violations == []
-    assert ctypes.string_at(memories[0].segment.pads[0], PAD_BYTES) == bytes(PAD_BYTES)
+    ranks.on_each(lambda rank: reclaim(), [0])
+    assert (ranks.node.num_left, ranks.node.violations) == (0, [])
+    assert [memory.close() for memory in memories] == [True] * 3
 
 
 def test_after_a_failure_nobody_waits_and_nothing_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:

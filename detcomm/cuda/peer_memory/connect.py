@@ -15,7 +15,7 @@ from detcomm.cuda.peer_memory.device_access import DeviceAccess
 from detcomm.cuda.peer_memory.host_words import HostWords
 from detcomm.cuda.peer_memory.ipc import IpcShare
 from detcomm.cuda.peer_memory.meeting import Meeting
-from detcomm.cuda.peer_memory.memory import PeerMemory
+from detcomm.cuda.peer_memory.memory import PeerMemory, reclaim
 from detcomm.cuda.peer_memory.sharing import Provider, SharedPiece, share_piece
 from detcomm.cuda.peer_memory.symmetric import SymmetricShare
 from detcomm.errors import DetcommError
@@ -69,6 +69,7 @@ def connect_peer_memory(
     blocks = blocks_of(world_size, block_size)
     if len(blocks) == world_size:
         return Refusal(f"no two of the {world_size} ranks are neighbours on one host (blocks of {block_size})")
+    reclaim()
     deadline = time.monotonic() + timeout_s
     meeting = Meeting(store, name, blocks, rank, failure)
     access: DeviceAccess | None = None

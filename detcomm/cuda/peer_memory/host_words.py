@@ -51,8 +51,12 @@ class HostWords:
 
     def error(self) -> int:
         """What the first kernel that gave up has written; 0 if none has. From any thread."""
+        return self.read(self.ERROR)
+
+    def read(self, index: int) -> int:
+        """A word as it is now; 0 after the end. From any thread, also one that polls while another one closes."""
         with self._lock:
-            return 0 if self._address is None else self.host[self.ERROR]
+            return 0 if self._address is None else self.host[index]
 
     def close(self) -> None:
         """Give the memory back; no kernel uses it any more. Idempotent."""

@@ -19,10 +19,13 @@ from detcomm.cuda.peer_memory.meeting import Meeting
 from detcomm.cuda.peer_memory.regions import MAX_REGIONS, Regions, Span
 from detcomm.cuda.peer_memory.registration import Mappings, Part, Registration
 from detcomm.cuda.peer_memory.sharing import PAD_BYTES, Provider, Share, SharedPiece, share_piece
-from detcomm.errors import DetcommError, TransportError
+from detcomm.errors import DetcommError, NativeError, TransportError
 
 _left: list[Any] = []
-"""What peers may still read when its owner ends: kept until the process does."""
+"""What peers may still read after a failure: kept until the end of the process."""
+
+_waiting: list["PeerMemory"] = []
+"""Closed, and not freed yet, since a peer had not let go."""
 
 
 @attrs.frozen
@@ -81,7 +84,7 @@ class PeerMemory:
         self._lock = threading.Lock()
         self._shares: list[Share] = []
         self._registered: list[_Registered] = []
-        self._free = list(range(MAX_REGIONS))  # ascending; the same on all ranks of the block
+        self._unused = list(range(MAX_REGIONS))  # ascending; the same on all ranks of the block
         self._is_closed = False
         self._is_freed = False
         self._is_abandoned = False
@@ -96,7 +99,7 @@ class PeerMemory:
         """
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            if not self._free:
+            if not self._unused:
                 raise TransportError(f"group {self._meeting.name}: more than {MAX_REGIONS} segments and registrations")
             piece = share_piece(self._provide, self._access, self._meeting, staging_bytes, deadline)
             if isinstance(piece, str):
@@ -140,7 +143,7 @@ class PeerMemory:
             self._meeting.exchange("deregister", "", deadline)  # from now on no peer says that it uses them
             for registered in gone:
                 registered.mappings.close()
-            self._free = sorted([*self._free, *numbers])
+            self._unused = sorted([*self._unused, *numbers])
             self._meeting.exchange("unmapped", "", deadline)
             self._registered = [registered for registered in self._registered if registered.kept is not kept]
 
@@ -151,11 +154,11 @@ class PeerMemory:
             self._is_abandoned = True
             _left.append(self)
 
-    def close(self, patience_s: float = 10.0) -> bool:
+    def close(self, patience_s: float = 2.0) -> bool:
         """Give everything back; the GPU is done with it. Idempotent.
 
-        What peers may still have mapped is freed when they have all said that they have not, at most ``patience_s``
-        later; else, and after ``abandon``, it is left to the end of the process.
+        What peers may still have mapped is freed when they have all said that they have not. If some have not within
+        ``patience_s``, the next call of ``reclaim`` sees to it; after ``abandon`` it is left to the end of the process.
 
         Returns:
             Whether all was freed.
@@ -168,21 +171,15 @@ class PeerMemory:
                 registered.mappings.close()
             for share in self._shares:
                 share.unmap()
-            if not self._peers_are_done(patience_s) and self._may_be_read():
-                _left.append(self)
-                return False
-            for share in self._shares:
-                share.free()
-            self._registered.clear()
             self.words.close()
-            self._access.close()
-            self._is_freed = True
-            return True
+            if not self._free(patience_s):
+                _waiting.append(self)
+            return self._is_freed
 
     # -- in the lock --------------------------------------------------------------------------------------------
 
     def _take_over(self, piece: SharedPiece) -> Segment:
-        region = self._free.pop(0)
+        region = self._unused.pop(0)
         self._shares.append(piece.share)
         self.regions.map({(index, region): start for index, start in enumerate(piece.staging)})
         own = piece.staging[self.index]
@@ -191,11 +188,11 @@ class PeerMemory:
 
     def _register(self, registration: Registration, parts: Sequence[Part], kept: Any, deadline: float) -> str:
         reason = registration.tell(deadline)
-        if not reason and registration.num_parts > len(self._free):
-            reason = f"{registration.num_parts} parts of memory; there is room for {len(self._free)} more in a group"
+        if not reason and registration.num_parts > len(self._unused):
+            reason = f"{registration.num_parts} parts of memory; there is room for {len(self._unused)} more in a group"
         if reason:
             return reason
-        numbers = self._free[: registration.num_parts]
+        numbers = self._unused[: registration.num_parts]
         mappings = Mappings()
         error = ""
         try:
@@ -208,10 +205,19 @@ class PeerMemory:
             mappings.close()
             return reason
         self._registered.append(_Registered(kept, mappings, tuple(numbers)))
-        self._free = self._free[registration.num_parts :]
+        self._unused = self._unused[registration.num_parts :]
         spans = zip(numbers, parts, strict=False)  # other ranks may have more parts
         self.regions.own(tuple(Span(start, start + num_bytes, region) for region, (start, num_bytes) in spans))
         return ""
+
+    def _free(self, patience_s: float) -> bool:
+        if self._peers_are_done(patience_s) or not self._may_be_read():
+            for share in self._shares:
+                share.free()
+            self._registered.clear()
+            self._access.close()
+            self._is_freed = True
+        return self._is_freed
 
     def _may_be_read(self) -> bool:
         """Whether a peer that has something mapped could read what has become of it."""
@@ -226,6 +232,20 @@ class PeerMemory:
         except RuntimeError:  # what every error of torch's stores is: its server has ended, so peers have
             return False
         return None not in texts
+
+
+def reclaim() -> None:
+    """Free what closed memories had to leave, where their peers have let go by now. Waits for no peer."""
+    for memory in _waiting[:]:
+        with memory._lock:
+            if memory not in _waiting:  # another thread was first
+                continue
+            try:
+                if memory._free(0.0):
+                    _waiting.remove(memory)
+            except NativeError:  # the device has failed: then nothing can be freed, and whoever uses it is told
+                _waiting.remove(memory)
+                _left.append(memory)
 
 
 @attrs.frozen

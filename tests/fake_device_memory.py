@@ -63,12 +63,14 @@ class FakeDeviceMemory:
 
     Attributes:
         fails: a function that fails when it is called, and its code.
+        gates: a function that waits, as for a kernel that runs, and for what.
     """
 
     def __init__(self, node: FakeNode, rank: int) -> None:
         self.node = node
         self.rank = rank
         self.fails: dict[str, int] = {}
+        self.gates: dict[str, threading.Event] = {}
         self._host: dict[int, Any] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -78,6 +80,8 @@ class FakeDeviceMemory:
         function = getattr(self, f"_{name}")
 
         def called(*args: Any) -> int:
+            if name in self.gates:
+                assert self.gates[name].wait(60.0)
             with self.node.lock:
                 return self.fails.get(name) or int(function(*args) or 0)
 

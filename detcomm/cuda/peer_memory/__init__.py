@@ -6,6 +6,7 @@
     ipc            memory shared by CUDA IPC handles
     symmetric      memory shared by torch's symmetric memory
     sharing        what the two have in common
+    retirement     the end of what peers may have mapped
     meeting        rounds of the ranks of a block, through the group's store
     registration   memory that was there before, by whichever functions it was made
     virtual        the driver's virtual memory functions, and descriptors from process to process

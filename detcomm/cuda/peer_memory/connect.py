@@ -15,7 +15,8 @@ from detcomm.cuda.peer_memory.device_access import DeviceAccess
 from detcomm.cuda.peer_memory.host_words import HostWords
 from detcomm.cuda.peer_memory.ipc import IpcShare
 from detcomm.cuda.peer_memory.meeting import Meeting
-from detcomm.cuda.peer_memory.memory import PeerMemory, reclaim
+from detcomm.cuda.peer_memory.memory import PeerMemory
+from detcomm.cuda.peer_memory.retirement import reclaim, retire
 from detcomm.cuda.peer_memory.sharing import Provider, SharedPiece, share_piece
 from detcomm.cuda.peer_memory.symmetric import SymmetricShare
 from detcomm.errors import DetcommError
@@ -114,6 +115,5 @@ def _share_in_all_blocks(
     if isinstance(piece, str) or not reason:
         return reason or piece
     piece.share.unmap()
-    meeting.exchange("unmapped", "", deadline)
-    piece.share.free()
+    retire(meeting, piece.share.free)
     return reason

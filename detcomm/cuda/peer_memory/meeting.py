@@ -23,6 +23,7 @@ class Meeting:
         index: of this rank in it.
         number: of the block.
         num_rounds: so far, the same on all ranks of the block.
+        num_retired: pieces of memory given up so far, likewise.
 
     Args:
         store: a key space of these rounds alone.
@@ -50,6 +51,7 @@ class Meeting:
         self._leaders = [block[0] for block in blocks]
         self._failure = failure
         self.num_rounds = 0
+        self.num_retired = 0
         self._num_verdicts = 0
 
     def exchange(self, what: str, text: str, deadline: float) -> list[str]:

@@ -12,20 +12,17 @@ from typing import Any
 
 import attrs
 
-from detcomm import store_access
 from detcomm.cuda.peer_memory.device_access import DeviceAccess
 from detcomm.cuda.peer_memory.host_words import HostWords
 from detcomm.cuda.peer_memory.meeting import Meeting
 from detcomm.cuda.peer_memory.regions import MAX_REGIONS, Regions, Span
 from detcomm.cuda.peer_memory.registration import Mappings, Part, Registration
+from detcomm.cuda.peer_memory.retirement import PATIENCE_S, retire
 from detcomm.cuda.peer_memory.sharing import PAD_BYTES, Provider, Share, SharedPiece, share_piece
-from detcomm.errors import DetcommError, NativeError, TransportError
+from detcomm.errors import DetcommError, TransportError
 
 _left: list[Any] = []
 """What peers may still read after a failure: kept until the end of the process."""
-
-_waiting: list["PeerMemory"] = []
-"""Closed, and not freed yet, since a peer had not let go."""
 
 
 @attrs.frozen
@@ -128,8 +125,10 @@ class PeerMemory:
             finally:
                 registration.close()
 
-    def deregister(self, kept: Any, timeout_s: float) -> None:
+    def deregister(self, kept: Any, timeout_s: float, patience_s: float = PATIENCE_S) -> None:
         """Take back what was registered with ``kept``, on all ranks of the block; the GPU is done with it.
+
+        ``kept`` is let go of when all peers have unmapped its memory, see ``retirement``.
 
         Raises:
             PeerTimeoutError: ranks did not come; names them.
@@ -144,8 +143,8 @@ class PeerMemory:
             for registered in gone:
                 registered.mappings.close()
             self._unused = sorted([*self._unused, *numbers])
-            self._meeting.exchange("unmapped", "", deadline)
             self._registered = [registered for registered in self._registered if registered.kept is not kept]
+            retire(self._meeting, gone.clear, patience_s)  # which lets go of what is kept
 
     def abandon(self) -> None:
         """The group has failed: kernels that wait return. Waits for nobody, frees nothing. From any thread."""
@@ -154,14 +153,14 @@ class PeerMemory:
             self._is_abandoned = True
             _left.append(self)
 
-    def close(self, patience_s: float = 2.0) -> bool:
+    def close(self, patience_s: float = PATIENCE_S) -> bool:
         """Give everything back; the GPU is done with it. Idempotent.
 
-        What peers may still have mapped is freed when they have all said that they have not. If some have not within
-        ``patience_s``, the next call of ``reclaim`` sees to it; after ``abandon`` it is left to the end of the process.
+        What peers may still have mapped is freed when they have let go, see ``retirement``; after ``abandon`` it is
+        left to the end of the process.
 
         Returns:
-            Whether all was freed.
+            Whether all is freed by now.
         """
         with self._lock:
             if self._is_closed or self._is_abandoned:
@@ -172,11 +171,20 @@ class PeerMemory:
             for share in self._shares:
                 share.unmap()
             self.words.close()
-            if not self._free(patience_s):
-                _waiting.append(self)
+            if not self._registered and all(share.outlives_its_owner for share in self._shares):
+                self._free()
+            else:
+                retire(self._meeting, self._free, patience_s)
             return self._is_freed
 
     # -- in the lock --------------------------------------------------------------------------------------------
+
+    def _free(self) -> None:
+        for share in self._shares:
+            share.free()
+        self._registered.clear()
+        self._access.close()
+        self._is_freed = True
 
     def _take_over(self, piece: SharedPiece) -> Segment:
         region = self._unused.pop(0)
@@ -209,43 +217,6 @@ class PeerMemory:
         spans = zip(numbers, parts, strict=False)  # other ranks may have more parts
         self.regions.own(tuple(Span(start, start + num_bytes, region) for region, (start, num_bytes) in spans))
         return ""
-
-    def _free(self, patience_s: float) -> bool:
-        if self._peers_are_done(patience_s) or not self._may_be_read():
-            for share in self._shares:
-                share.free()
-            self._registered.clear()
-            self._access.close()
-            self._is_freed = True
-        return self._is_freed
-
-    def _may_be_read(self) -> bool:
-        """Whether a peer that has something mapped could read what has become of it."""
-        return bool(self._registered) or not all(share.outlives_its_owner for share in self._shares)
-
-    def _peers_are_done(self, patience_s: float) -> bool:
-        """Tell the peers that nothing of theirs is mapped here; whether all have told the same in time."""
-        keys = [f"closed/{self._meeting.number}/{rank}" for rank in self.ranks]
-        try:
-            self._meeting.store.set(keys[self.index], "")
-            texts = store_access.read_all(self._meeting.store, keys, patience_s, self._meeting.has_failed)
-        except RuntimeError:  # what every error of torch's stores is: its server has ended, so peers have
-            return False
-        return None not in texts
-
-
-def reclaim() -> None:
-    """Free what closed memories had to leave, where their peers have let go by now. Waits for no peer."""
-    for memory in _waiting[:]:
-        with memory._lock:
-            if memory not in _waiting:  # another thread was first
-                continue
-            try:
-                if memory._free(0.0):
-                    _waiting.remove(memory)
-            except NativeError:  # the device has failed: then nothing can be freed, and whoever uses it is told
-                _waiting.remove(memory)
-                _left.append(memory)
 
 
 @attrs.frozen

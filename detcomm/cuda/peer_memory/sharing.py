@@ -15,6 +15,7 @@ import attrs
 from detcomm.cuda.peer_memory.device_access import DeviceAccess
 from detcomm.cuda.peer_memory.meeting import Meeting, decode, encode, errors_text
 from detcomm.cuda.peer_memory.regions import table_bytes
+from detcomm.cuda.peer_memory.retirement import retire
 from detcomm.errors import DetcommError, TransportError
 
 PAD_BYTES = 64 << 10
@@ -116,9 +117,7 @@ def share_piece(
         if reason:
             if share is not None:
                 share.unmap()
-            meeting.exchange("unmapped", "", deadline)
-            if share is not None:
-                share.free()
+            retire(meeting, _nothing if share is None else share.free)
             return reason
     except DetcommError:
         _left.append(share)
@@ -127,6 +126,10 @@ def share_piece(
     pads = addresses
     staging = tuple(address + PAD_BYTES for address in addresses)
     return SharedPiece(share, pads, staging, staging_bytes, share.address + table)
+
+
+def _nothing() -> None:
+    """A rank that could not make its piece has nothing to free."""
 
 
 def _prove(access: DeviceAccess, meeting: Meeting, addresses: Sequence[int], nonces: Sequence[bytes]) -> None:

@@ -33,6 +33,8 @@ def load(subject: subjects.Subject, world_size: int) -> type[unittest.TestCase]:
     gates.open_to(subjects.DETCOMM)
     gates.check_before_ranks_start(world_size)
     shares_gpus = subject.suite_name == "nccl" and shared_gpus.share(world_size)
+    if subject.suite_name == "nccl":
+        shared_gpus.leave_cuda_alone()
     if subject.is_alias:
         dist.is_mpi_available = lambda: True
         alias.install(subject.suite_name, subject.backend)

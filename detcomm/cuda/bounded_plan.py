@@ -29,8 +29,7 @@ GATHER_BYTES = 16 << 20
 """From here on the results of an all-reduce across hosts come back through ncclAllGather."""
 
 GATHER_INPUT_BYTES = 8 << 10
-"""Up to here the inputs of a reduce-scatter across hosts go to everybody through ncclAllGather; those of an all-reduce
-do wherever it takes one step."""
+"""Up to here the inputs of an all-reduce across hosts go to everybody through ncclAllGather."""
 
 _LEAST_PIECE_BYTES = 1 << 16
 _ALIGN_BYTES = 512
@@ -57,15 +56,6 @@ def bounded_plan(call: Call, rank: int, world_size: int, options: Options, block
         num_pieces = -(-message_bytes // piece_bytes)
         enough = -(-num_pieces * first.scratch_bytes // limit)
         piece_bytes = max(_part(message_bytes, max(enough, num_pieces + 1)), _LEAST_PIECE_BYTES)
-
-
-def _everybody_may_have_all(call: Call) -> bool:
-    """Whether all inputs may go to all ranks, though a rank needs but a part of them."""
-    if call.collective is Collective.ALL_REDUCE:
-        return True
-    is_even = len(set(call.shard_counts or ())) == 1
-    is_short = call.count * call.dtype.itemsize <= GATHER_INPUT_BYTES
-    return call.collective is Collective.REDUCE_SCATTER and is_even and is_short
 
 
 def _part(message_bytes: int, num_pieces: int) -> int:
@@ -100,6 +90,7 @@ def _planner(call: Call, world_size: int, options: Options, block_size: int) -> 
     is_direct = schedule == direct(world_size) and options.association != "ring"
     if call.collective is Collective.ALL_REDUCE and crosses_hosts and is_long and is_direct:
         return with_gathered_results
-    if crosses_hosts and schedule == Oneshot() and _everybody_may_have_all(call):
+    is_short = call.count * call.dtype.itemsize <= GATHER_INPUT_BYTES
+    if call.collective is Collective.ALL_REDUCE and crosses_hosts and is_short and schedule == Oneshot():
         return lambda rank, piece_bytes: gathered_inputs(plan_of(call, rank, "oneshot"))
     return lambda rank, piece_bytes: plan_of(call, rank, "auto", piece_bytes)

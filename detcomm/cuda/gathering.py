@@ -33,10 +33,7 @@ def gathered_shards(plan: Plan) -> Plan:
 
 
 def gathered_inputs(plan: Plan) -> Plan:
-    """A reduction in one step for which all inputs are gathered on every rank, which folds what it is to have.
-
-    For short messages: one operation of NCCL in place of 2 (N - 1). A reduce-scatter moves N times the bytes that it
-    needs so.
+    """An all-reduce in one step whose exchange is a gather: one operation of NCCL in place of 2 (N - 1).
 
     Args:
         plan: in one piece. It stays as it is if it packs messages, as do then those of all ranks: under ``ring``,
@@ -44,13 +41,12 @@ def gathered_inputs(plan: Plan) -> Plan:
     """
     num_bytes = plan.call.count * plan.call.dtype.itemsize
     step, *others = plan.steps
-    if others or step.packs or step.unpacks or len(step.folds) != 1:
+    if others or step.packs or len(step.folds) != 1:
         return plan
     (fold,) = step.folds
-    (own,) = {region for region in fold.inputs if region.space is Space.INPUT}
-    senders = {message.region: message.peer for message in step.recvs} | {own: plan.rank}
+    senders = {message.region: message.peer for message in step.recvs} | {step.sends[0].region: plan.rank}
     inputs = tuple(
-        Region(Space.SCRATCH, senders[region] * num_bytes + own.offset, own.num_bytes)
+        Region(Space.SCRATCH, senders[region] * num_bytes, num_bytes)
         for region in fold.inputs  # bits: the same operands in the same order
     )
     whole = Copy(Region(Space.INPUT, 0, num_bytes), Region(Space.SCRATCH, 0, plan.world_size * num_bytes))

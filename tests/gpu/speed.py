@@ -46,7 +46,12 @@ def folds(rank: int, world_size: int) -> list[str]:
 
 
 class Row(NamedTuple):
-    """One collective of one size: medians of stock NCCL and of detcomm."""
+    """One collective of one size: medians of stock NCCL and of detcomm.
+
+    Attributes:
+        stock_ms, detcomm_ms: of a call by itself.
+        stock_row_ms, detcomm_row_ms: of each of ten calls in a row, which hide the host's time; of short messages.
+    """
 
     collective: str
     num_bytes: int
@@ -55,13 +60,18 @@ class Row(NamedTuple):
     detcomm_ms: float
     stock_host_us: float
     detcomm_host_us: float
+    stock_row_ms: float | None
+    detcomm_row_ms: float | None
 
     def __str__(self) -> str:
-        ratio = self.detcomm_ms / self.stock_ms
+        in_a_row = ""
+        if self.stock_row_ms is not None and self.detcomm_row_ms is not None:
+            in_a_row = f"  in a row {self.stock_row_ms:.3f} / {self.detcomm_row_ms:.3f} ms"
+            in_a_row += f" = {self.detcomm_row_ms / self.stock_row_ms:.2f}"
         return (
             f"{self.collective:14} {self.num_bytes:>10} B  stock {self.stock_ms:8.3f} ms  "
-            f"detcomm {self.detcomm_ms:8.3f} ms  ratio {ratio:.2f}  "
-            f"host {self.stock_host_us:.0f} / {self.detcomm_host_us:.0f} us"
+            f"detcomm {self.detcomm_ms:8.3f} ms  ratio {self.detcomm_ms / self.stock_ms:.2f}  "
+            f"host {self.stock_host_us:.0f} / {self.detcomm_host_us:.0f} us{in_a_row}"
         )
 
 
@@ -80,15 +90,21 @@ def table(rank: int, world_size: int, sizes: tuple[int, ...] = SIZES) -> list[Ro
             "all_gather": lambda group, t=tensor, s=shard: dist.all_gather_into_tensor(t, s, group=group),
         }
         for name, action in actions.items():
-            device_ms, host_us = in_turn(action, groups, 60 if num_bytes <= 1 << 20 else 16)
+            is_short = num_bytes <= 1 << 20
+            device_ms, host_us = in_turn(action, groups, 60 if is_short else 16)
+            row_ms = in_turn(action, groups, 20, num_calls=10)[0] if is_short else {}
             times = (device_ms["stock"], device_ms["detcomm"], host_us["stock"], host_us["detcomm"])
-            rows.append(Row(name, num_bytes, world_size, *times))
+            rows.append(Row(name, num_bytes, world_size, *times, row_ms.get("stock"), row_ms.get("detcomm")))
     dist.destroy_process_group()
     return rows
 
 
-def in_turn(action: Any, groups: dict[str, Any], turns: int) -> tuple[dict[str, float], dict[str, float]]:
+def in_turn(
+    action: Any, groups: dict[str, Any], turns: int, num_calls: int = 1
+) -> tuple[dict[str, float], dict[str, float]]:
     """Medians of an action on each of several groups in turn: ms on the device of the slowest rank, us of the host.
+
+    With several calls these are issued one after the other, and a call's share is told.
 
     All ranks begin each call at the same moment, and no group always comes after the same other: ranks leave a
     collective one after the other, and what follows would count their waiting for each other as its own.
@@ -103,13 +119,14 @@ def in_turn(action: Any, groups: dict[str, Any], turns: int) -> tuple[dict[str, 
             _begin_together()
             begin.record()
             started = time.perf_counter()
-            action(groups[name])
+            for _ in range(num_calls):
+                action(groups[name])
             host = time.perf_counter() - started
             end.record()
             torch.cuda.synchronize()
             if turn >= num_warm:
-                device_ms[name].append(begin.elapsed_time(end))
-                host_us[name].append(host * 1e6)
+                device_ms[name].append(begin.elapsed_time(end) / num_calls)
+                host_us[name].append(host * 1e6 / num_calls)
     of_ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, (device_ms, host_us))
     slowest = {

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from detcomm import tuning
 from detcomm.collectives import DType, ReduceOp
 from detcomm.cuda import bounded_plan
 from detcomm.cuda.device import kernels_of
@@ -44,34 +43,32 @@ def chunks(rank: int, world_size: int) -> list[str]:
 
 
 def short(rank: int, world_size: int) -> list[str]:
-    """Short messages by schedule, by messages and by NCCL's gather, beside stock NCCL."""
+    """All-reduce of short messages by schedule, by messages and by NCCL's gather; single calls, and ten in a row."""
     device = start(rank, world_size)
-    groups: dict[str, Any] = {"stock": dist.new_group(backend="nccl"), "auto": dist.new_group(backend="detcomm")}
+    groups: dict[str, Any] = {"stock": dist.new_group(backend="nccl")}
     for schedule in ("oneshot", "direct"):
         groups[schedule] = dist.new_group(backend="detcomm", pg_options=Options(schedule=schedule))
-    gathering = dist.new_group(backend="detcomm")
+    groups["gather"] = dist.new_group(backend="detcomm")
+    usual = bounded_plan.GATHER_INPUT_BYTES
     lines = []
-    for kib in (4, 16, 32, 64, 128, 1024):
+    for kib in (1, 4, 8, 16, 32):
         tensor = torch.ones(kib << 9, dtype=torch.bfloat16, device=device)
-        shard = torch.empty((kib << 9) // world_size, dtype=torch.bfloat16, device=device)
-        for name, action in (
-            ("all_reduce", lambda group, t=tensor: dist.all_reduce(t, group=group)),
-            ("reduce_scatter", lambda group, t=tensor, s=shard: dist.reduce_scatter_tensor(s, t, group=group)),
-        ):
-            if kib <= 128:
-                _plan_with_gathered_inputs(action, gathering)
-            here = groups | ({"gather": gathering} if kib <= 128 else {})
-            device_ms, host_us = in_turn(action, here, 30)
-            lines.append(f"{name} {kib} KiB, ms: {_told(device_ms)}")
-            lines.append(f"    host us: {', '.join(f'{name} {value:.0f}' for name, value in host_us.items())}")
+        bounded_plan.GATHER_INPUT_BYTES = 1 << 20
+        dist.all_reduce(tensor, group=groups["gather"])  # its plan is kept
+        bounded_plan.GATHER_INPUT_BYTES = usual
+        for num_calls in (1, 10):
+            device_ms, host_us = in_turn(lambda group, t=tensor: dist.all_reduce(t, group=group), groups, 20, num_calls)
+            lines.append(f"all_reduce {kib} KiB, {num_calls} in a row, ms: {_told(device_ms)}")
+        lines.append(f"    host us: {', '.join(f'{name} {value:.0f}' for name, value in host_us.items())}")
     dist.destroy_process_group()
     return lines
 
 
 def exchanges(rank: int, world_size: int) -> list[str]:
-    """A long reduce-scatter beside stock NCCL's, and beside stock NCCL's own exchange of the same bytes."""
+    """A long reduce-scatter beside stock NCCL's; and stock NCCL's own exchange of the same bytes, in two ways."""
     device = start(rank, world_size)
     stock = dist.new_group(backend="nccl")
+    reference = dist.new_group(backend="detcomm", pg_options=Options(cuda_path="reference", node_size=1))
     lines = []
     for num_bytes in (16 << 20, 64 << 20):
         tensor = torch.ones(num_bytes // 2, dtype=torch.bfloat16, device=device)
@@ -80,21 +77,14 @@ def exchanges(rank: int, world_size: int) -> list[str]:
         actions: dict[str, Any] = {
             "stock": lambda t=tensor, s=shard: dist.reduce_scatter_tensor(s, t, group=stock),
             "detcomm": lambda t=tensor, s=shard: dist.reduce_scatter_tensor(s, t),
+            "reference": lambda t=tensor, s=shard: dist.reduce_scatter_tensor(s, t, group=reference),
             "stock all_to_all": lambda t=tensor, w=whole: dist.all_to_all_single(w, t, group=stock),
         }
-        device_ms, _ = in_turn(lambda action: action(), actions, 12)
+        device_ms, _ = in_turn(lambda action: action(), actions, 16)
         ratios = ", ".join(f"{name} {value / device_ms['stock']:.2f}" for name, value in device_ms.items())
         lines.append(f"reduce_scatter {num_bytes >> 20} MiB: stock {device_ms['stock']:.1f} ms; {ratios}")
     dist.destroy_process_group()
     return lines
-
-
-def _plan_with_gathered_inputs(action: Any, group: Any) -> None:
-    """Make the call's plan, which the group keeps, as if it were short enough for that."""
-    usual = bounded_plan.GATHER_INPUT_BYTES, tuning.ONESHOT_BYTES
-    bounded_plan.GATHER_INPUT_BYTES = tuning.ONESHOT_BYTES = 1 << 20
-    action(group)
-    bounded_plan.GATHER_INPUT_BYTES, tuning.ONESHOT_BYTES = usual
 
 
 def _told(device_ms: dict[str, float]) -> str:

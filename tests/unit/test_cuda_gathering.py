@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from detcomm.call import Call, even_shards
+from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda.bounded_plan import bounded_plan
 from detcomm.options import Options
@@ -41,43 +41,36 @@ def test_results_may_be_gathered_by_nccl(
 
 @pytest.mark.parametrize("world_size", [2, 3, 5, 8])
 @pytest.mark.parametrize("association", ["tree", "linear", "ring"])
-@pytest.mark.parametrize("collective", [Collective.ALL_REDUCE, Collective.REDUCE_SCATTER])
-@pytest.mark.parametrize(("shard", "in_place"), [(64, False), (77, True)])
-def test_inputs_of_short_calls_are_gathered_by_nccl(
-    world_size: int, association: str, collective: Collective, shard: int, in_place: bool
+@pytest.mark.parametrize(("count", "in_place"), [(64, False), (1003, True)])
+def test_inputs_of_short_messages_are_gathered_by_nccl(
+    world_size: int, association: str, count: int, in_place: bool
 ) -> None:
     """One gather and one fold: the oracle's bits, whether rows in scratch are aligned or not."""
-    count = shard * world_size + (3 if collective is Collective.ALL_REDUCE else 0)
     given = inputs.make("bfloat16", count, world_size)
-    shards = even_shards(count, world_size) if collective is Collective.REDUCE_SCATTER else None
-    call = Call(collective, DType.BFLOAT16, count, ReduceOp.AVG, shards)
+    call = Call(Collective.ALL_REDUCE, DType.BFLOAT16, count, ReduceOp.AVG)
     options = Options(association=association)
     outputs, gpus, programs = fake_gpu_world.run(call, options, [inputs.bits(one) for one in given], in_place)
-    for rank, (output, gpu, program) in enumerate(zip(outputs, gpus, programs, strict=True)):
-        owner, own = (None, slice(None)) if shards is None else (rank, slice(shard * rank, shard * (rank + 1)))
-        whole = oracle.reduce(given, "bfloat16", "avg", association=association, shard_owner=owner)
-        assert np.array_equal(output, inputs.bits(whole[own]))
+    expected = inputs.bits(oracle.reduce(given, "bfloat16", "avg", association=association))
+    for output, gpu, program in zip(outputs, gpus, programs, strict=True):
+        assert np.array_equal(output, expected)
         assert [name for name, *_ in gpu.calls] == ["cuCtxSetCurrent", "ncclAllGather", "cuLaunchKernel"]
         assert program.counts.sent_bytes == program.plan.sent_bytes == (world_size - 1) * 2 * count
         assert program.plan.scratch_bytes == world_size * 2 * count
 
 
-def test_inputs_stay_messages_where_they_are_packed_or_long() -> None:
-    """A ring message longer than a chunk; a longer reduce-scatter; one host; a schedule by name; uneven shards."""
-    shards = even_shards(1 << 13, 4)
-    for call, options, block_size in (
-        (
-            Call(Collective.ALL_REDUCE, DType.FLOAT32, 64, ReduceOp.SUM),
-            Options(association="ring", ring_chunk_elems=8),
-            1,
-        ),
-        (Call(Collective.REDUCE_SCATTER, DType.FLOAT32, 1 << 13, ReduceOp.SUM, shards), Options(), 1),
-        (Call(Collective.ALL_REDUCE, DType.FLOAT32, 64, ReduceOp.SUM), Options(), 4),
-        (Call(Collective.ALL_REDUCE, DType.FLOAT32, 64, ReduceOp.SUM), Options(schedule="oneshot"), 1),
-        (Call(Collective.REDUCE_SCATTER, DType.FLOAT32, 9, ReduceOp.SUM, (3, 2, 2, 2)), Options(), 1),
-    ):
-        for rank in range(4):
-            assert all(step.gather is None for step in bounded_plan(call, rank, 4, options, block_size).steps)
+@pytest.mark.parametrize(
+    ("count", "options", "block_size"),
+    [
+        (64, Options(association="ring", ring_chunk_elems=8), 1),  # packed
+        (1 << 12, Options(), 1),  # longer
+        (64, Options(), 4),  # on one host
+        (64, Options(schedule="oneshot"), 1),  # by name
+    ],
+)
+def test_other_inputs_stay_messages(count: int, options: Options, block_size: int) -> None:
+    call = Call(Collective.ALL_REDUCE, DType.FLOAT32, count, ReduceOp.SUM)
+    for rank in range(4):
+        assert all(step.gather is None for step in bounded_plan(call, rank, 4, options, block_size).steps)
 
 
 def test_an_all_gather_of_even_shards_is_one_of_nccl() -> None:

@@ -163,8 +163,9 @@ class CudaCommunicator:
             oldest = self._in_flight.let_go()
             if self._nccl is not None:
                 self._nccl.check()
-        except NativeError as error:
-            raise TransportError(f"group {self.name}: {error}") from error
+        except (NativeError, TransportError) as error:
+            at = "" if self.oldest is None else f" in collective #{self.oldest.sequence}, {self.oldest.text}"
+            raise TransportError(f"group {self.name}, rank {self.rank}{at}: {error}") from error
         finally:
             restore()
         if oldest is not None and time.monotonic() > oldest.deadline:
@@ -282,7 +283,7 @@ class CudaCommunicator:
         comm = 0 if self._nccl is None else self._nccl.handle or 0
         if not self._native.issue(call, comm, streams, buffers, order, done):
             assert call.program is not None
-            raise NativeError(failure_text(call.program, self._native.failure, driver().describe))
+            raise NativeError(failure_text(call.program, self._native.failure, _describe))
 
     def _issue_alone(self, request: Request, stream: int, order: Order, done: int) -> None:
         """Nothing to exchange: an empty message, or a world of one rank, where every bit stays."""
@@ -293,3 +294,7 @@ class CudaCommunicator:
             contribute(self.kernels, request, input, output, stream)
         if done:
             driver().call("cuEventRecord", done, stream)
+
+
+def _describe(function: str, code: int) -> str:
+    return (nccl() if function.startswith("nccl") else driver()).describe(code)

@@ -103,6 +103,17 @@ NVRTC_SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
+_NCCL_ERRORS = {
+    1: "ncclUnhandledCudaError",
+    2: "ncclSystemError",
+    3: "ncclInternalError",
+    4: "ncclInvalidArgument",
+    5: "ncclInvalidUsage",
+    6: "ncclRemoteError",
+}
+"""``ncclResult_t``. The last two tell of a peer that calls something else, or is gone."""
+
+
 class Library:
     """Functions of one library. Called through ``call``, a nonzero result is an error.
 
@@ -141,10 +152,11 @@ class Library:
 
     def describe(self, code: int) -> str:
         """An error code in words."""
-        text = ctypes.c_char_p()
+        name = ctypes.c_char_p()
         if "cuGetErrorName" in self._functions:
-            self._functions["cuGetErrorName"](code, ctypes.byref(text))
-        return f"error {code}{f' ({text.value.decode()})' if text.value else ''}"
+            self._functions["cuGetErrorName"](code, ctypes.byref(name))
+        text = name.value.decode() if name.value else _NCCL_ERRORS.get(code) if self.name == "NCCL" else None
+        return f"error {code}{f' ({text})' if text else ''}"
 
 
 @cache

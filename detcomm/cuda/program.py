@@ -86,10 +86,10 @@ def fold_spec(fold: Fold, plan: Plan) -> FoldSpec:
     )
 
 
-def failure_text(program: Program, failure: CFailure, describe: Callable[[int], str]) -> str:
-    """Where issuing stopped, for people."""
+def failure_text(program: Program, failure: CFailure, describe: Callable[[str, int], str]) -> str:
+    """Where issuing stopped, for people; ``describe`` puts into words what a function returned."""
     function = (failure.function or b"").decode()
-    return f"{program.plan.call.text()}, {program.plan.schedule}: {function} failed: {describe(failure.code)}"
+    return f"{program.plan.call.text()}, {program.plan.schedule}: {function} failed: {describe(function, failure.code)}"
 
 
 @dataclass

@@ -160,6 +160,19 @@ def test_what_is_not_done_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         world.on_each(lambda rank: world.communicators[rank].poll() if rank == 0 else None)
 
 
+def test_what_nccl_reports_names_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = fake.World(2, Options(), monkeypatch)
+    world.gpus[0].is_stuck = True
+    fake.run(world, CALL, inputs.make("float32", 1003, 2))
+
+    def fail() -> None:
+        raise TransportError("NCCL reports an error")
+
+    monkeypatch.setattr(world.communicators[0]._nccl, "check", fail)
+    with pytest.raises(TransportError, match=r"rank 0 in collective #1, all_reduce\(sum, float32\[1003\]\): NCCL rep"):
+        world.on_each(lambda rank: world.communicators[rank].poll() if rank == 0 else None)
+
+
 def test_a_function_that_fails_aborts_the_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
     world = fake.World(2, Options(schedule="direct"), monkeypatch)
     for gpu in world.gpus:

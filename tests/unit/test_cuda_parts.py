@@ -15,6 +15,7 @@ from torch.distributed import HashStore
 
 from detcomm.coalescing import Block
 from detcomm.cuda import nccl as nccl_module
+from detcomm.cuda.libraries import Library
 from detcomm.cuda.nccl import NcclCommunicator
 from detcomm.cuda.scratch import Scratch, largest
 from detcomm.cuda.watch import CudaWatch
@@ -152,6 +153,12 @@ def test_scratch_keeps_within_its_bound_even_while_it_grows() -> None:
     assert scratch.outgrown() == []
     assert scratch.take(100 << 20) == 3, "a call that needs more has it"
     assert rooms[-1].num_bytes == 100 << 20
+
+
+def test_errors_have_the_names_of_their_library() -> None:
+    assert Library("NCCL", None, {}).describe(5) == "error 5 (ncclInvalidUsage)"
+    assert Library("NCCL", None, {}).describe(99) == "error 99"
+    assert Library("NVRTC", None, {}).describe(5) == "error 5"
 
 
 def test_nobody_waits_for_ever_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,8 @@ class FakeDeviceMemory:
     Attributes:
         fails: a function that fails when it is called, and its code.
         gates: a function that waits, as for a kernel that runs, and for what.
+        calls: the functions called.
+        fails_at: the number of the call that fails, counted from 0.
     """
 
     def __init__(self, node: FakeNode, rank: int) -> None:
@@ -71,6 +73,8 @@ class FakeDeviceMemory:
         self.rank = rank
         self.fails: dict[str, int] = {}
         self.gates: dict[str, threading.Event] = {}
+        self.calls: list[str] = []
+        self.fails_at: int | None = None
         self._host: dict[int, Any] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -83,6 +87,10 @@ class FakeDeviceMemory:
             if name in self.gates:
                 assert self.gates[name].wait(60.0)
             with self.node.lock:
+                if name != "cuThreadExchangeStreamCaptureMode":  # which has nothing to fail by
+                    self.calls.append(name)
+                    if len(self.calls) - 1 == self.fails_at:
+                        return INVALID_VALUE
                 return self.fails.get(name) or int(function(*args) or 0)
 
         return called

@@ -11,7 +11,7 @@ from torch.distributed import HashStore
 
 from detcomm.cuda import libraries
 from detcomm.cuda.peer_memory import device_access, host_words, ipc, virtual
-from detcomm.cuda.peer_memory.connect import connect_peer_memory
+from detcomm.cuda.peer_memory.connect import Refusal, connect_peer_memory
 from detcomm.cuda.peer_memory.memory import PeerMemory
 from tests.fake_device_memory import FakeDeviceMemory, FakeNode
 
@@ -55,12 +55,13 @@ class PeerRanks:
 
     def connect(self, block_size: int = 8, ranks: Sequence[int] | None = None, timeout_s: float = TIMEOUT_S) -> Any:
         """What ``connect_peer_memory`` gives on each of ``ranks``, or raises."""
-        return self.on_each(
-            lambda rank: connect_peer_memory(
-                self.store, "g", rank, len(self.gpus), block_size, 0, lambda: None, STAGING_BYTES,
-                lambda: self.failures[rank], timeout_s, ["CUDA IPC"],
-            ),
-            ranks,
+        return self.on_each(lambda rank: self.connect_rank(rank, block_size, timeout_s), ranks)
+
+    def connect_rank(self, rank: int, block_size: int = 8, timeout_s: float = TIMEOUT_S) -> PeerMemory | Refusal:
+        """The same on one rank, from its thread."""
+        return connect_peer_memory(
+            self.store, "g", rank, len(self.gpus), block_size, 0, lambda: None, STAGING_BYTES,
+            lambda: self.failures[rank], timeout_s, ["CUDA IPC"],
         )  # fmt: skip
 
     def memories(self, block_size: int = 8) -> list[PeerMemory]:

@@ -64,6 +64,33 @@ def test_what_one_rank_cannot_all_refuse(function: str, block_size: int, monkeyp
     assert (ranks.node.num_left, ranks.node.violations) == (0, [])
 
 
+def test_whatever_fails_on_a_rank_all_come_to_the_same_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call of the driver in turn, on the way to a connection and to a further segment."""
+
+    def make(rank: int) -> str:
+        memory = ranks.connect_rank(rank)
+        if isinstance(memory, Refusal):
+            return memory.reason
+        try:
+            memory.add_segment(100, 60.0)
+            return "both"
+        except TransportError as error:
+            return str(error)
+
+    number, ends = 0, set()
+    while "both" not in ends:
+        ranks = PeerRanks(3, monkeypatch)
+        ranks.gpus[1].fails_at = number
+        told = ranks.on_each(make)
+        assert len(set(told)) == 1, f"call {number}: {told}"
+        ends.add(told[0])
+        failed = [*ranks.gpus[1].calls[: number + 1], *[""] * number][number]
+        assert failed in told[0], f"call {number}, {failed}: {told[0]}"
+        assert ranks.node.violations == []
+        number += 1
+    assert number > 30
+
+
 def test_other_memory_than_the_peers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = PeerRanks(3, monkeypatch)
     ranks.node.confused.add(1)

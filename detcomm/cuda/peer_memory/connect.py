@@ -7,6 +7,7 @@ by what. A way to share memory is tried, proved by reading, and if any rank find
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -16,8 +17,9 @@ from detcomm.cuda.peer_memory.host_words import HostWords
 from detcomm.cuda.peer_memory.ipc import IpcShare
 from detcomm.cuda.peer_memory.meeting import Meeting
 from detcomm.cuda.peer_memory.memory import PeerMemory
+from detcomm.cuda.peer_memory.regions import Regions
 from detcomm.cuda.peer_memory.retirement import reclaim, retire
-from detcomm.cuda.peer_memory.sharing import Provider, SharedPiece, share_piece
+from detcomm.cuda.peer_memory.sharing import Enter, Provider, SharedPiece, share_piece
 from detcomm.cuda.peer_memory.symmetric import SymmetricShare
 from detcomm.errors import DetcommError
 
@@ -88,9 +90,11 @@ def connect_peer_memory(
         reasons.clear()
         for provider in providers:
             provide = _provide(provider, access, device)
-            piece = _share_in_all_blocks(provide, access, meeting, staging_bytes, deadline)
+            regions: list[Regions] = []
+            enter = partial(_first_regions, regions, access, len(meeting.ranks))
+            piece = _share_in_all_blocks(provide, access, meeting, staging_bytes, enter, deadline)
             if isinstance(piece, SharedPiece):
-                return PeerMemory(meeting, access, device, provide, provider, words, piece)
+                return PeerMemory(meeting, access, device, provide, provider, words, regions[0], piece)
             reasons.append(f"{provider}: {piece}")
     if words is not None:
         words.close()
@@ -105,11 +109,18 @@ def _provide(name: str, access: DeviceAccess, device: int) -> Provider:
     return lambda num_bytes: IpcShare(access, num_bytes)
 
 
+def _first_regions(
+    made: list[Regions], access: DeviceAccess, num_ranks: int, staging: tuple[int, ...], table: int
+) -> None:
+    made.append(Regions(access, table, num_ranks))
+    made[0].map_region(0, staging)
+
+
 def _share_in_all_blocks(
-    provide: Provider, access: DeviceAccess, meeting: Meeting, staging_bytes: int, deadline: float
+    provide: Provider, access: DeviceAccess, meeting: Meeting, staging_bytes: int, enter: Enter, deadline: float
 ) -> SharedPiece | str:
     """This block's memory if all blocks have theirs; else the reason of the first that has not."""
-    piece = share_piece(provide, access, meeting, staging_bytes, deadline)
+    piece = share_piece(provide, access, meeting, staging_bytes, enter, deadline)
     own_reason = piece if isinstance(piece, str) else ""
     reason = meeting.verdict("shared", own_reason, deadline)
     if isinstance(piece, str) or not reason:

@@ -8,6 +8,7 @@ is registered when the user asks for it. All of these are collective, in the sam
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -67,13 +68,14 @@ class PeerMemory:
         provide: Provider,
         provider: str,
         words: HostWords,
+        regions: Regions,
         first: SharedPiece,
     ) -> None:
         self.ranks = meeting.ranks
         self.index = meeting.index
         self.provider = provider
         self.words = words
-        self.regions = Regions(access, first.table, len(meeting.ranks))
+        self.regions = regions
         self._meeting = meeting
         self._access = access
         self._device = device
@@ -98,7 +100,8 @@ class PeerMemory:
         with self._lock:
             if not self._unused:
                 raise TransportError(f"group {self._meeting.name}: more than {MAX_REGIONS} segments and registrations")
-            piece = share_piece(self._provide, self._access, self._meeting, staging_bytes, deadline)
+            enter = partial(self.regions.map_region, self._unused[0])
+            piece = share_piece(self._provide, self._access, self._meeting, staging_bytes, enter, deadline)
             if isinstance(piece, str):
                 raise TransportError(f"group {self._meeting.name}: no further peer memory: {piece}")
             return self._take_over(piece)
@@ -189,7 +192,6 @@ class PeerMemory:
     def _take_over(self, piece: SharedPiece) -> Segment:
         region = self._unused.pop(0)
         self._shares.append(piece.share)
-        self.regions.map({(index, region): start for index, start in enumerate(piece.staging)})
         own = piece.staging[self.index]
         self.regions.own((Span(own, own + piece.staging_bytes, region),))
         return Segment(region, piece.pads, piece.staging, piece.staging_bytes)

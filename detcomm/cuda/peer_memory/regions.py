@@ -77,6 +77,10 @@ class Regions:
             self._bases[index][region] = address
         self._write()
 
+    def map_region(self, region: int, bases: tuple[int, ...], _: int = 0) -> None:
+        """The same of one region of all ranks, by index."""
+        self.map({(index, region): address for index, address in enumerate(bases)})
+
     def own(self, spans: tuple[Span, ...]) -> None:
         """Let ``find`` know of memory of this rank, once all its peers have mapped it."""
         self._replace([*self._own[1], *spans])

@@ -78,11 +78,18 @@ class SharedPiece:
     pads: tuple[int, ...]
     staging: tuple[int, ...]
     staging_bytes: int
-    table: int
+
+
+Enter = Callable[[tuple[int, ...], int], None]
+"""Told where all staging areas are mapped here, and of own room for ``table_bytes``; before the ranks agree.
+
+Raises:
+    DetcommError: it does not work, and then no rank has the piece.
+"""
 
 
 def share_piece(
-    provide: Provider, access: DeviceAccess, meeting: Meeting, staging_bytes: int, deadline: float
+    provide: Provider, access: DeviceAccess, meeting: Meeting, staging_bytes: int, enter: Enter, deadline: float
 ) -> SharedPiece | str:
     """Make and map memory on all ranks of a block; or why it does not work, the same text on all of them.
 
@@ -111,6 +118,7 @@ def share_piece(
             try:
                 addresses = share.map([fields["ticket"] for fields in told], meeting, deadline)
                 _prove(access, meeting, addresses, [bytes.fromhex(fields["nonce"]) for fields in told])
+                enter(tuple(address + PAD_BYTES for address in addresses), share.address + table)
             except DetcommError as error:
                 error_text = str(error)
             reason = meeting.agree("mapped", error_text, deadline)
@@ -123,9 +131,7 @@ def share_piece(
         _left.append(share)
         raise
     assert share is not None
-    pads = addresses
-    staging = tuple(address + PAD_BYTES for address in addresses)
-    return SharedPiece(share, pads, staging, staging_bytes, share.address + table)
+    return SharedPiece(share, addresses, tuple(address + PAD_BYTES for address in addresses), staging_bytes)
 
 
 def _nothing() -> None:

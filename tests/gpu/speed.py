@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
     Attributes:
         stock_ms, detcomm_ms: of a call by itself.
-        stock_row_ms, detcomm_row_ms: of each of ten calls in a row, which hide the host's time; of short messages.
+        stock_row_ms, detcomm_row_ms: of each of some calls in a row, which hide the host's time.
     """
 
     collective: str
@@ -60,18 +60,16 @@ class Row(NamedTuple):
     detcomm_ms: float
     stock_host_us: float
     detcomm_host_us: float
-    stock_row_ms: float | None
-    detcomm_row_ms: float | None
+    stock_row_ms: float
+    detcomm_row_ms: float
 
     def __str__(self) -> str:
-        in_a_row = ""
-        if self.stock_row_ms is not None and self.detcomm_row_ms is not None:
-            in_a_row = f"  in a row {self.stock_row_ms:.3f} / {self.detcomm_row_ms:.3f} ms"
-            in_a_row += f" = {self.detcomm_row_ms / self.stock_row_ms:.2f}"
         return (
             f"{self.collective:14} {self.num_bytes:>10} B  stock {self.stock_ms:8.3f} ms  "
             f"detcomm {self.detcomm_ms:8.3f} ms  ratio {self.detcomm_ms / self.stock_ms:.2f}  "
-            f"host {self.stock_host_us:.0f} / {self.detcomm_host_us:.0f} us{in_a_row}"
+            f"host {self.stock_host_us:.0f} / {self.detcomm_host_us:.0f} us  "
+            f"in a row {self.stock_row_ms:.3f} / {self.detcomm_row_ms:.3f} ms = "
+            f"{self.detcomm_row_ms / self.stock_row_ms:.2f}"
         )
 
 
@@ -92,9 +90,9 @@ def table(rank: int, world_size: int, sizes: tuple[int, ...] = SIZES) -> list[Ro
         for name, action in actions.items():
             is_short = num_bytes <= 1 << 20
             device_ms, host_us = in_turn(action, groups, 60 if is_short else 16)
-            row_ms = in_turn(action, groups, 20, num_calls=10)[0] if is_short else {}
-            times = (device_ms["stock"], device_ms["detcomm"], host_us["stock"], host_us["detcomm"])
-            rows.append(Row(name, num_bytes, world_size, *times, row_ms.get("stock"), row_ms.get("detcomm")))
+            row_ms, _ = in_turn(action, groups, 20 if is_short else 6, num_calls=10 if is_short else 3)
+            times = [each[which] for each in (device_ms, host_us, row_ms) for which in ("stock", "detcomm")]
+            rows.append(Row(name, num_bytes, world_size, *times))
     dist.destroy_process_group()
     return rows
 

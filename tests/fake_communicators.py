@@ -8,19 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.distributed import HashStore, PrefixStore
 
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
+from detcomm.cuda import carrier, contribution, events, libraries
 from detcomm.cuda import communicator as module
-from detcomm.cuda import contribution, events, libraries
+from detcomm.cuda.carrier import Membership
 from detcomm.cuda.communicator import CudaCommunicator
 from detcomm.cuda.native_call import Streams
+from detcomm.cuda.peer_memory import device_access, host_words, ipc
 from detcomm.cuda.reference_call import Parcel
 from detcomm.fold import premultiply
 from detcomm.memory import DeviceMemory
 from detcomm.options import Options
 from detcomm.request import Request
 from tests import fake_gpu, inputs
+from tests.fake_device_memory import FakeDeviceMemory, FakeNode
 
 STREAMS = Streams(fake_gpu.MAIN_STREAM, fake_gpu.SIDE_STREAM)
 CALL = Call(Collective.ALL_REDUCE, DType.FLOAT32, 1003, ReduceOp.SUM)
@@ -35,6 +39,7 @@ class Kernels:
         self.device = device
         compiler = kernels.compiler()
         self.fold, self.fold_blocks, self.copy = compiler.fold, compiler.fold_blocks, compiler.copy
+        self.peer_fold, self.peer_copy, self.sync = compiler.peer_fold, compiler.peer_copy, compiler.sync
         self.fold_on_host = kernels.run_fold
 
     def make_current(self) -> None:
@@ -103,25 +108,43 @@ class Mover:
 
 
 class World:
-    """Communicators of all ranks, each used from a thread of its own."""
+    """Communicators of all ranks, each used from a thread of its own.
 
-    def __init__(self, world_size: int, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    Args:
+        block_size: ranks that share a host; with ``cuda_transport`` they share fake device memory.
+        timeout_s: of the group.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        options: Options,
+        monkeypatch: pytest.MonkeyPatch,
+        block_size: int = 1,
+        timeout_s: float = 60.0,
+    ) -> None:
         self.here = threading.local()
+        self.block_size, self.timeout_s = block_size, timeout_s
+        self.node = FakeNode()
         network, kernels = fake_gpu.Network(world_size), fake_gpu.Kernels()
-        self.gpus = [fake_gpu.FakeGpu(rank, network, kernels) for rank in range(world_size)]
-        for place in (module, events, libraries, contribution):
+        memories = [FakeDeviceMemory(self.node, rank) for rank in range(world_size)]
+        self.gpus = [fake_gpu.FakeGpu(rank, network, kernels, memory=memories[rank]) for rank in range(world_size)]
+        for place in (module, carrier, events, libraries, contribution, device_access, host_words, ipc):
             monkeypatch.setattr(place, "driver", lambda: self.here.gpu)
-        monkeypatch.setattr(module, "nccl", lambda: self.here.gpu)
-        monkeypatch.setattr(module, "NcclCommunicator", Nccl)
+        monkeypatch.setattr(carrier, "nccl", lambda: self.here.gpu)
+        monkeypatch.setattr(carrier, "NcclCommunicator", Nccl)
+        self.store: Any = HashStore()
         self.communicators: list[Any] = [None] * world_size
         self.on_each(lambda rank: self._make(rank, world_size, options, kernels))
 
     def _make(self, rank: int, world_size: int, options: Options, kernels: fake_gpu.Kernels) -> None:
         known: Any = Kernels(rank, kernels)
-        self.communicators[rank] = CudaCommunicator(
-            "fake", None, rank, world_size, options, 1, known, Room, lambda: None, 1.0,
-            Mover(self.gpus[rank]) if options.cuda_path == "reference" else None,
+        member = Membership(
+            "fake", lambda name: PrefixStore(name, self.store), rank, world_size, self.block_size, options,
+            lambda: None, self.timeout_s,
         )  # fmt: skip
+        mover = Mover(self.gpus[rank]) if options.cuda_path == "reference" else None
+        self.communicators[rank] = CudaCommunicator(member, known, Room, mover)
 
     def on_each(self, function: Callable[[int], Any]) -> list[Any]:
         results: list[Any] = [None] * len(self.gpus)

@@ -21,6 +21,7 @@ from detcomm.cuda.stream_order import NUM_EVENTS
 from detcomm.errors import NativeError
 from detcomm.fold import fold
 from detcomm.fold_spec import FoldSpec
+from tests import fake_peer_kernels, host_kernels
 
 
 def _is_missing() -> str:
@@ -40,7 +41,9 @@ TIMEOUT_S = 60.0
 COMM = 0xC0
 CONTEXT = 0xD0
 MAIN_STREAM, SIDE_STREAM = 0xA0, 0xB0
-_COPY_KERNEL = 1
+_COPY_KERNEL, _PEER_COPY_KERNEL, _SYNC_KERNEL = 1, 2, 3
+_PEER_FOLDS = 10_000
+"""Added to the number of a fold whose operands may lie in peers' memory."""
 
 _I, _U, _P, _Z = ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t
 _TYPES = {
@@ -68,10 +71,13 @@ class Kernels:
     """Kernels are numbers here; what they do is looked up."""
 
     def __init__(self) -> None:
-        self.specs: list[FoldSpec | None] = [None, None]
+        self.specs: list[FoldSpec | None] = [None, None, None, None]
 
     def compiler(self) -> Compiler:
-        return Compiler(self._fold, lambda count, item_bytes: 1 + count * item_bytes // 4096, self._copy, lambda _: 1)
+        return Compiler(
+            self._fold, lambda count, item_bytes: 1 + count * item_bytes // 4096, self._copy, lambda _: 1,
+            lambda spec: self._fold(spec) + _PEER_FOLDS, lambda: _PEER_COPY_KERNEL, lambda _: 1, lambda: _SYNC_KERNEL,
+        )  # fmt: skip
 
     def _fold(self, spec: FoldSpec) -> int:
         if spec not in self.specs:
@@ -105,15 +111,22 @@ class FakeGpu:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     fails: dict[str, int] = field(default_factory=dict)
     num_events: int = 0
+    capture: int = 0
+    """The number of the capture that every stream is part of."""
+    memory: Any = None
+    """Has the driver's functions for memory, by name."""
     is_stuck: bool = False
     """Whether no event is ever done."""
     _callbacks: dict[str, Any] = field(default_factory=dict)
     _sends: list[tuple[int, bytes]] = field(default_factory=list)
     _recvs: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def run(self, program: Program, input: Any, output: Any, **events: int) -> native.CFailure | None:
+    def run(
+        self, program: Program, input: Any, output: Any, *, peers: native.CPeers | None = None, **events: int
+    ) -> native.CFailure | None:
         """Issue a program on this rank's memory; how it failed, if it did."""
-        scratch = np.full(max(program.plan.scratch_bytes, 1), 0xA5, np.uint8)
+        scratch = np.full(max(program.scratch_bytes, 1), 0xA5, np.uint8)
+        scratch_at = scratch.ctypes.data if peers is None else peers.staging[peers.index]
         handles = (ctypes.c_void_p * NUM_EVENTS)(*range(0xE000, 0xE000 + NUM_EVENTS))
         table = native.Functions(*[self.address(name) for name in native.FUNCTIONS])
         call = native.CCall(
@@ -121,7 +134,8 @@ class FakeGpu:
             context=CONTEXT,
             streams=(MAIN_STREAM, SIDE_STREAM),
             events=ctypes.addressof(handles),
-            buffers=(input.ctypes.data, output.ctypes.data, scratch.ctypes.data),
+            buffers=(input.ctypes.data, output.ctypes.data, scratch_at),
+            peers=None if peers is None else ctypes.addressof(peers),
             **events,
         )
         failure = native.CFailure()
@@ -141,7 +155,7 @@ class FakeGpu:
         assert self[name](*args) == 0
 
     def __getitem__(self, name: str) -> Any:
-        return getattr(self, f"_{name}")
+        return self.memory[name] if self.memory is not None and name in self.memory else getattr(self, f"_{name}")
 
     def describe(self, code: int) -> str:
         return f"error {code}"
@@ -194,9 +208,16 @@ class FakeGpu:
         grid_x, grid_y, grid_z, threads = rest[:4]
         stream, parameters = rest[7], ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))
         assert grid_x >= 1
-        assert (grid_z, threads) == (1, 256)
+        assert (grid_z, threads) == (1, 32 if kernel == _SYNC_KERNEL else 256)
         if kernel == _COPY_KERNEL:
             self._copy(parameters, grid_y)
+        elif kernel == _PEER_COPY_KERNEL:
+            fake_peer_kernels.copy(parameters, grid_y)
+        elif kernel == _SYNC_KERNEL:
+            assert (grid_x, grid_y) == (1, 1)
+            host_kernels.sync()(parameters[0])
+        elif kernel >= _PEER_FOLDS:
+            fake_peer_kernels.fold(self.kernels, kernel - _PEER_FOLDS, parameters)
         else:
             self._fold(kernel, parameters)
         return self._told("cuLaunchKernel", kernel, grid_y, stream)
@@ -225,6 +246,11 @@ class FakeGpu:
     def _cuCtxSetCurrent(self, context: int) -> int:
         assert context == CONTEXT
         return self._told("cuCtxSetCurrent", context)
+
+    def _cuStreamGetCaptureInfo_v2(self, stream: int, status: Any, number: Any, *nothing: Any) -> int:
+        ctypes.cast(status, ctypes.POINTER(ctypes.c_int))[0] = int(self.capture > 0)
+        ctypes.cast(number, ctypes.POINTER(ctypes.c_uint64))[0] = self.capture
+        return 0
 
     def _cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
         return 0

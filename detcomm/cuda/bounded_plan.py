@@ -10,6 +10,7 @@ from collections.abc import Callable
 from detcomm.call import Call
 from detcomm.collectives import Collective
 from detcomm.cuda.gathering import gathered_inputs, gathered_results, gathered_shards, has_even_shards
+from detcomm.cuda.peer.layout import Layout
 from detcomm.cuda.scratch import largest
 from detcomm.options import Options
 from detcomm.plan import Plan
@@ -36,25 +37,33 @@ _ALIGN_BYTES = 512
 _ONE_PIECE = 1 << 62
 
 
-def bounded_plan(call: Call, rank: int, world_size: int, options: Options, block_size: int) -> Plan:
+def bounded_plan(
+    call: Call, rank: int, world_size: int, options: Options, block_size: int, staging_bytes: int | None = None
+) -> Plan:
     """The plan of a call whose scratch stays within ``options.scratch_bytes``, as far as pieces can be made shorter.
 
     All ranks must cut alike, and need unlike scratch. So rank 0's need decides for all, with room for the others'.
 
     Args:
         block_size: ranks of one aligned block that share a host.
+        staging_bytes: of the memory that the ranks of a block have mapped, where they read each other's; then what must
+            fit in there is bounded.
     """
-    make = _planner(call, world_size, options, block_size)
-    limit = largest(options.scratch_bytes)
+    make = _planner(call, world_size, options, block_size, staging_bytes is not None)
+    limit = largest(options.scratch_bytes if staging_bytes is None else staging_bytes)
+
+    def need(plan: Plan) -> int:
+        return plan.scratch_bytes if staging_bytes is None else Layout(plan, range(1, block_size)).num_bytes
+
     message_bytes = call.count * call.dtype.itemsize
     usual = PIECE_BYTES_ACROSS if block_size < world_size else PIECE_BYTES
     piece_bytes = options.chunk_bytes or _part(message_bytes, -(-message_bytes // usual))
     while True:
         first = make(0, piece_bytes)
-        if first.scratch_bytes <= limit or piece_bytes <= _LEAST_PIECE_BYTES:
+        if need(first) <= limit or piece_bytes <= _LEAST_PIECE_BYTES:
             return first if rank == 0 else make(rank, piece_bytes)
         num_pieces = -(-message_bytes // piece_bytes)
-        enough = -(-num_pieces * first.scratch_bytes // limit)
+        enough = -(-num_pieces * need(first) // limit)
         piece_bytes = max(_part(message_bytes, max(enough, num_pieces + 1)), _LEAST_PIECE_BYTES)
 
 
@@ -64,7 +73,9 @@ def _part(message_bytes: int, num_pieces: int) -> int:
     return -(-num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
-def _planner(call: Call, world_size: int, options: Options, block_size: int) -> Callable[[int, int], Plan]:
+def _planner(
+    call: Call, world_size: int, options: Options, block_size: int, by_peers: bool
+) -> Callable[[int, int], Plan]:
     """Makes a rank's plan with pieces of so many bytes."""
 
     def plan_of(part: Call, rank: int, schedule: str, piece_bytes: int | None = None) -> Plan:
@@ -79,7 +90,7 @@ def _planner(call: Call, world_size: int, options: Options, block_size: int) -> 
         piece_elems = piece_bytes // call.dtype.itemsize
         return gathered_results(call, piece_elems, world_size, lambda part, schedule: plan_of(part, rank, schedule))
 
-    if options.schedule != "auto":
+    if options.schedule != "auto" or (by_peers and block_size >= world_size):
         return lambda rank, piece_bytes: plan_of(call, rank, options.schedule, piece_bytes)
     if has_even_shards(call):
         return lambda rank, piece_bytes: gathered_shards(plan_of(call, rank, "direct"))

@@ -13,21 +13,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from detcomm.call import Call
+from detcomm.cuda.carrier import Carrier, Membership
 from detcomm.cuda.contribution import contribute
 from detcomm.cuda.device import device_lock
 from detcomm.cuda.events import Event, EventPool
 from detcomm.cuda.in_flight import InFlight, InFlightQueue
 from detcomm.cuda.kernels import Kernels
-from detcomm.cuda.libraries import driver, nccl, relaxed_capture
-from detcomm.cuda.native_call import IN_ORDER, NativeCall, Order, Streams
-from detcomm.cuda.nccl import NcclCommunicator
-from detcomm.cuda.prepared import Prepared, PreparedCalls
-from detcomm.cuda.program import failure_text
-from detcomm.cuda.reference_call import Mover, ReferenceCall
+from detcomm.cuda.libraries import driver, relaxed_capture
+from detcomm.cuda.native_call import IN_ORDER, Order, Streams
+from detcomm.cuda.prepared import Prepared
+from detcomm.cuda.reference_call import Mover
 from detcomm.cuda.scratch import Block, Scratch
 from detcomm.errors import NativeError, PeerTimeoutError, TransportError
 from detcomm.memory import DeviceMemory, device_may_run_in_place
-from detcomm.options import Options
 from detcomm.request import Request
 
 
@@ -35,32 +33,17 @@ class CudaCommunicator:
     """Runs collectives over one NCCL communicator, on one device.
 
     Args:
-        name: of the group, for messages.
-        store: a key space of this group and device alone.
-        options: equal on all ranks.
-        block_size: ranks of one aligned block that share a host; speed only.
+        member: the group, as this rank sees it.
         allocate: gives device memory, of the graph's own pool while one is captured.
-        failure: the group's first error, once there is one.
-        mover: moves the bytes, for the reference path; otherwise an own NCCL communicator does.
+        mover: moves the bytes, for the reference path.
     """
 
     def __init__(
-        self,
-        name: str,
-        store: Any,
-        rank: int,
-        world_size: int,
-        options: Options,
-        block_size: int,
-        kernels: Kernels,
-        allocate: Callable[[int], Block],
-        failure: Callable[[], BaseException | None],
-        timeout_s: float,
-        mover: Mover | None = None,
+        self, member: Membership, kernels: Kernels, allocate: Callable[[int], Block], mover: Mover | None = None
     ) -> None:
-        self.name = name
-        self.rank = rank
-        self.world_size = world_size
+        self.name = member.name
+        self.rank = member.rank
+        self.world_size = member.world_size
         self.kernels = kernels
         self.sequence = 0
         self.has_captured = False
@@ -68,18 +51,13 @@ class CudaCommunicator:
         self._make_current = kernels.make_current
         self._pool = EventPool()
         self._in_flight = InFlightQueue()
-        self._scratch = Scratch(options.scratch_bytes, allocate)
+        self._scratch = Scratch(member.options.scratch_bytes, allocate)
         self._last_stream = 0
         self._last: Event | None = None
-        self._calls = PreparedCalls(rank, world_size, options, block_size, kernels)
-        self._nccl: NcclCommunicator | None = None
-        if world_size > 1 and mover is None:
-            self._nccl = NcclCommunicator(store, rank, world_size, kernels.make_current, failure, timeout_s)
-        context, make_current = kernels.context or 0, kernels.make_current
-        if mover is None:
-            self._native = NativeCall(driver(), nccl() if world_size > 1 else None, self._pool, context, make_current)
-        else:
-            self._native = ReferenceCall(driver(), self._pool, context, make_current, kernels.launch, mover)
+        self._last_captured: tuple[int, Event | None, int] = (0, None, 0)  # the capture, behind the call, its stream
+        self._carrier = Carrier(member, kernels, self._pool, mover)
+        self._calls = self._carrier.calls
+        self._native = self._carrier.native
 
     def run_many(
         self, requests: Sequence[Request], streams: Streams, *, capturing: bool, timeout_s: float, kept: list[Any]
@@ -109,7 +87,7 @@ class CudaCommunicator:
                 self.abort()
                 raise TransportError(f"group {self.name}, collective #{self.sequence}: {error}") from error
             first = requests[0]
-            self._issued(first.call, first.label, len(requests) - 1, streams.main, done, capturing, timeout_s, kept)
+            self._issued(first.call, first.label, len(requests) - 1, streams, done, capturing, timeout_s, kept)
             return done
 
     def find_prepared(self, request: Request) -> Prepared | None:
@@ -142,7 +120,7 @@ class CudaCommunicator:
             order = IN_ORDER if last is None or follows else Order(0, 0, last.handle)
             try:
                 buffers = (input, output, self._scratch.take(call.scratch_bytes))
-                self._issue_program(call, streams, buffers, order, done.handle)
+                self._carrier.issue(call, streams, buffers, order, done.handle)
             except NativeError as error:
                 self.abort()
                 raise TransportError(f"group {self.name}, collective #{self.sequence}: {error}") from error
@@ -161,11 +139,11 @@ class CudaCommunicator:
         try:
             self.kernels.make_current()
             oldest = self._in_flight.let_go()
-            if self._nccl is not None:
-                self._nccl.check()
+            self._carrier.check()
         except (NativeError, TransportError) as error:
             at = "" if self.oldest is None else f" in collective #{self.oldest.sequence}, {self.oldest.text}"
-            raise TransportError(f"group {self.name}, rank {self.rank}{at}: {error}") from error
+            kind = PeerTimeoutError if isinstance(error, PeerTimeoutError) else TransportError
+            raise kind(f"group {self.name}, rank {self.rank}{at}: {error}") from error
         finally:
             restore()
         if oldest is not None and time.monotonic() > oldest.deadline:
@@ -181,14 +159,11 @@ class CudaCommunicator:
 
     def abort(self) -> None:
         """End what runs on the GPU; its results are garbage. From any thread."""
-        if self._nccl is not None:
-            self._nccl.abort()
+        self._carrier.abort()
 
     def close(self) -> None:
         """Release everything; the GPU is done with it."""
-        if self._nccl is not None:
-            self._nccl.close()
-        self._calls.clear()
+        self._carrier.close()
         self._in_flight.clear()
         self._scratch.release()
 
@@ -206,17 +181,19 @@ class CudaCommunicator:
                 restore()
 
     def _order(self, streams: Streams, capturing: bool) -> Order:
-        """Behind the caller's stream, and behind the last call that used the same scratch."""
-        last = self._last
-        shares_scratch = not capturing and last is not None and self._last_stream != streams.main
-        return self._native.order(streams, last.handle if shares_scratch and last is not None else 0)
+        """Behind the caller's stream, and behind the last call that used the same scratch or segment."""
+        last, stream = self._last, self._last_stream
+        if capturing:
+            capture, last, stream = self._last_captured
+            last = last if capture and capture == self._carrier.capture(streams) else None
+        return self._native.order(streams, last.handle if last is not None and stream != streams.main else 0)
 
     def _issued(
         self,
         call: Call,
         label: str,
         num_more: int,
-        stream: int,
+        streams: Streams,
         done: Event,
         capturing: bool,
         timeout_s: float,
@@ -225,8 +202,9 @@ class CudaCommunicator:
         """Remember what the GPU has to do; what is captured, it does when the graph is replayed."""
         if capturing:
             self.has_captured = True
+            self._last_captured = self._carrier.capture(streams), done, streams.main
             return
-        self._last_stream, self._last = stream, done
+        self._last_stream, self._last = streams.main, done
         held = [kept, *self._scratch.outgrown()]
         deadline = time.monotonic() + timeout_s
         self._in_flight.add(InFlight(self.sequence, call, label, num_more, done, deadline, held))
@@ -275,15 +253,8 @@ class CudaCommunicator:
             order = IN_ORDER
             contribute(self.kernels, request, input, staged, streams.main)
             input = staged
-        self._issue_program(call, streams, (input.start, output.start, scratch), order, done)
-
-    def _issue_program(
-        self, call: Prepared, streams: Streams, buffers: tuple[int, int, int], order: Order, done: int
-    ) -> None:
-        comm = 0 if self._nccl is None else self._nccl.handle or 0
-        if not self._native.issue(call, comm, streams, buffers, order, done):
-            assert call.program is not None
-            raise NativeError(failure_text(call.program, self._native.failure, _describe))
+        capture = self._carrier.capture(streams) if capturing else 0
+        self._carrier.issue(call, streams, (input.start, output.start, scratch), order, done, capture)
 
     def _issue_alone(self, request: Request, stream: int, order: Order, done: int) -> None:
         """Nothing to exchange: an empty message, or a world of one rank, where every bit stays."""
@@ -294,7 +265,3 @@ class CudaCommunicator:
             contribute(self.kernels, request, input, output, stream)
         if done:
             driver().call("cuEventRecord", done, stream)
-
-
-def _describe(function: str, code: int) -> str:
-    return (nccl() if function.startswith("nccl") else driver()).describe(code)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from detcomm.cuda.carrier import Membership
 from detcomm.cuda.communicator import CudaCommunicator
 from detcomm.cuda.device import device_lock, kernels_of
 from detcomm.cuda.direct_calls import CudaDirectCalls
@@ -252,17 +253,20 @@ class CudaGroup:
         self._stream = make_stream(device, priority=-1)
         self._side_stream = make_stream(device, priority=-1)
         self._side = self._side_stream.cuda_stream
-        communicator = CudaCommunicator(
+        member = Membership(
             self.name,
-            dist.PrefixStore("nccl", self._store),
+            lambda name: dist.PrefixStore(name, self._store),
             self.rank,
             self.world_size,
-            self._options,
             self._block_size,
-            kernels,
-            lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device),
+            self._options,
             self._failure,
             self._timeout.total_seconds(),
+        )
+        communicator = CudaCommunicator(
+            member,
+            kernels,
+            lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device),
             StockMover(lambda: self._inner(), device) if self._options.cuda_path == "reference" else None,
         )
         self._communicator = communicator

@@ -21,6 +21,11 @@ MAX_OPERANDS = 480
 _MOST_BLOCKS = (1 << 31) - 1
 _COPY_BYTES_PER_BLOCK = 1 << 16
 _MOST_COPY_BLOCKS = 64
+_MOST_PEER_COPY_BLOCKS = 1 << 14
+
+_PEER_COPY_BYTES_PER_BLOCK = THREADS * 16 * 4  # as many loads in flight as a thread of copy.cu has
+PEERS = {"DC_PEERS": "1"}
+"""The macro of a kernel whose operands may lie in peers' memory."""
 
 _CODECS = {
     DType.FLOAT32: "Float32",
@@ -81,6 +86,11 @@ def copy_blocks(num_bytes: int) -> int:
     return max(1, min(-(-num_bytes // _COPY_BYTES_PER_BLOCK), _MOST_COPY_BLOCKS))
 
 
+def peer_copy_blocks(num_bytes: int) -> int:
+    """The same where a few long rows are all there is: enough blocks to fill the memory's bandwidth."""
+    return max(1, min(-(-num_bytes // _PEER_COPY_BYTES_PER_BLOCK), _MOST_PEER_COPY_BLOCKS))
+
+
 class Kernels:
     """What is loaded on one device.
 
@@ -107,6 +117,18 @@ class Kernels:
     def copy(self) -> int:
         """The kernel of up to 64 copies."""
         return self._kernel("copy.cu", "dc_copy", {})
+
+    def peer_fold(self, spec: FoldSpec) -> int:
+        """The same for operands that may lie in peers' memory."""
+        return self._kernel("fold.cu", "dc_fold", fold_defines(spec) | PEERS)
+
+    def peer_copy(self) -> int:
+        """As ``copy``, for sources that may lie in peers' memory."""
+        return self._kernel("copy.cu", "dc_copy", PEERS)
+
+    def sync(self) -> int:
+        """The kernel that tells peers and waits for them."""
+        return self._kernel("peer_sync.cu", "dc_peer_sync", {})
 
     def premultiply(self, dtype: DType) -> int:
         """The kernel of a sender of PREMUL_SUM."""

@@ -74,6 +74,7 @@ DRIVER_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemUnmap": (_POINTER, _SIZE),
     "cuMemSetAccess": (_POINTER, _SIZE, _POINTER, _SIZE),
     "cuThreadExchangeStreamCaptureMode": (_POINTER,),
+    "cuStreamGetCaptureInfo_v2": (_POINTER,) * 6,
     "cuGetErrorName": (_INT, _POINTER),
 }
 NCCL_SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -240,3 +241,10 @@ def relaxed_capture() -> Any:
     mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
     driver().call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
     return partial(driver().call, "cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+
+def capture_id(stream: int) -> int:
+    """Which capture of a graph a stream is part of; each has a number of its own in this process. 0: none."""
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    driver().call("cuStreamGetCaptureInfo_v2", stream, ctypes.byref(status), ctypes.byref(number), None, None, None)
+    return number.value if status.value == 1 else 0  # CU_STREAM_CAPTURE_STATUS_ACTIVE

@@ -13,14 +13,16 @@ import detcomm
 from detcomm.cuda.libraries import Library
 from detcomm.errors import NativeError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 FILE_NAME = "libdetcomm_cuda.so"
 PATH_VARIABLE = "DETCOMM_NATIVE_CUDA_LIBRARY"
 """A file to take instead, whatever it was built from."""
 
 MAX_COPIES = 64
+MAX_PEERS = 16
+MAX_PEER_OPERANDS = 128
 
-FOLD, COPY, EXCHANGE, RECORD, WAIT, GATHER = range(6)
+FOLD, COPY, EXCHANGE, RECORD, WAIT, GATHER, SYNC, PEER_FOLD, PEER_COPY = range(9)
 
 FUNCTIONS = (
     "ncclGroupStart",
@@ -52,6 +54,35 @@ class CRegion(ctypes.Structure):
         ("num_bytes", ctypes.c_uint64),
         ("buffer", ctypes.c_int32),
         ("peer", ctypes.c_int32),
+        ("staged", ctypes.c_uint64),
+    )
+
+
+class CSignal(ctypes.Structure):
+    """``dc_cuda_signal``."""
+
+    _fields_ = (
+        ("peer", ctypes.c_uint32),
+        ("ready", ctypes.c_uint32),
+        ("awaited", ctypes.c_uint32),
+        ("done", ctypes.c_uint32),
+        ("most", ctypes.c_int32),
+        ("flags", ctypes.c_uint32),
+    )
+
+
+class CPeers(ctypes.Structure):
+    """``dc_cuda_peers``."""
+
+    _fields_ = (
+        ("staging", _POINTER * MAX_PEERS),
+        ("pads", _POINTER * MAX_PEERS),
+        ("table", _POINTER),
+        ("words", _POINTER),
+        ("patience_ns", ctypes.c_uint64),
+        ("places", ctypes.c_uint64 * 2),
+        ("index", ctypes.c_uint32),
+        ("num_peers", ctypes.c_uint32),
     )
 
 
@@ -79,6 +110,7 @@ class CProgram(ctypes.Structure):
     _fields_ = (
         ("ops", ctypes.POINTER(COp)),
         ("regions", ctypes.POINTER(CRegion)),
+        ("signals", ctypes.POINTER(CSignal)),
         ("num_ops", ctypes.c_uint64),
         ("num_regions", ctypes.c_uint64),
     )
@@ -97,6 +129,7 @@ class CCall(ctypes.Structure):
         ("after", _POINTER),
         ("done", _POINTER),
         ("context", _POINTER),
+        ("peers", _POINTER),
     )
 
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from detcomm.cuda import native
 from detcomm.cuda.events import EventPool
 from detcomm.cuda.libraries import Library
-from detcomm.cuda.prepared import Prepared
+from detcomm.cuda.program import Program
 from detcomm.cuda.stream_order import NUM_EVENTS
 
-_CALL = struct.Struct("12P")
+_CALL = struct.Struct("13P")
 """``dc_cuda_call``: packing it whole takes a tenth of the time of setting the fields of a ctypes structure."""
 
 
@@ -85,20 +85,27 @@ class NativeCall:
         return Order(streams.caller, self._begin.handle, after)
 
     def issue(
-        self, prepared: Prepared, comm: int, streams: Streams, buffers: tuple[int, int, int], order: Order, done: int
+        self,
+        program: Program,
+        comm: int,
+        streams: Streams,
+        buffers: tuple[int, int, int],
+        order: Order,
+        done: int,
+        peers: int = 0,
     ) -> bool:
         """Issue a program; false if a function failed, which ``failure`` names.
 
         Args:
-            prepared: has a program.
             comm: the NCCL communicator.
             buffers: the addresses of input, output and scratch.
             done: an event to record behind it, or 0.
+            peers: the address of a ``dc_cuda_peers``, for a program that has to do with peers' memory.
         """
         _CALL.pack_into(
-            self._memory, 0, comm, *streams[:2], self._events_address, *buffers, *order, done, self._context
+            self._memory, 0, comm, *streams[:2], self._events_address, *buffers, *order, done, self._context, peers
         )
-        code: int = self._issue(prepared.address, self._functions_address, self._memory_address, self._failure_address)
+        code: int = self._issue(program.address, self._functions_address, self._memory_address, self._failure_address)
         return code == 0
 
     def follow(self, order: Order, stream: int) -> None:

@@ -4,16 +4,18 @@
 Found by the identity of the call, since hashing one takes longer than the rest of a look-up.
 """
 
-import ctypes
 from functools import lru_cache
 from typing import NoReturn
 
 from detcomm.call import Call
 from detcomm.cuda.bounded_plan import bounded_plan
-from detcomm.cuda.kernels import Kernels, copy_blocks
+from detcomm.cuda.kernels import Kernels, copy_blocks, peer_copy_blocks
+from detcomm.cuda.peer.layout import Layout
+from detcomm.cuda.peer.program import NOTHING, InPlace, make_peer_program
 from detcomm.cuda.program import Compiler, Program, make_program
 from detcomm.errors import UsageError
 from detcomm.options import Options
+from detcomm.plan import Plan
 from detcomm.request import Request
 
 _CACHED_CALLS = 1024
@@ -26,20 +28,20 @@ class Prepared:
 
     Attributes:
         program: ``None`` where there is nothing to exchange.
-        address: of its structure, for native code.
-        scratch_bytes: that its plan needs, rounded up.
+        scratch_bytes: that it needs, rounded up; none where ranks read each other's staging areas.
+        staging_bytes: that the staging area of each rank of the block must have.
     """
 
-    __slots__ = ("address", "call", "input_bytes", "output_bytes", "program", "scratch_bytes")
+    __slots__ = ("call", "input_bytes", "output_bytes", "program", "scratch_bytes", "staging_bytes")
 
-    def __init__(self, call: Call, rank: int, program: Program | None) -> None:
+    def __init__(self, call: Call, rank: int, program: Program | None, staging_bytes: int | None = None) -> None:
         size = call.dtype.itemsize
         self.call = call
         self.input_bytes = call.input_count(rank) * size
         self.output_bytes = call.output_count(rank) * size
         self.program = program
-        self.address = 0 if program is None else ctypes.addressof(program.structure)
-        scratch_bytes = 0 if program is None else program.plan.scratch_bytes
+        scratch_bytes = 0 if program is None or staging_bytes is not None else program.scratch_bytes
+        self.staging_bytes = staging_bytes or 0
         self.scratch_bytes = -(-scratch_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
     def refuse(self, request: Request) -> NoReturn:
@@ -56,14 +58,25 @@ class PreparedCalls:
     Args:
         block_size: ranks of one aligned block that share a host.
         kernels: compile and load what a program needs.
+        staging_bytes: of the eager segment, where the ranks of a block read each other's memory.
     """
 
-    def __init__(self, rank: int, world_size: int, options: Options, block_size: int, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        options: Options,
+        block_size: int,
+        kernels: Kernels,
+        staging_bytes: int | None = None,
+    ) -> None:
         self._rank = rank
         self._world_size = world_size
         self._options = options
         self._block_size = block_size
         self._kernels = kernels
+        self._staging_bytes = staging_bytes
+        self._layouts = lru_cache(maxsize=_CACHED_PROGRAMS)(self._make_layouts)
         self._programs = lru_cache(maxsize=_CACHED_PROGRAMS)(self._make_program)
         self._known: dict[int, Prepared] = {}
 
@@ -100,18 +113,45 @@ class PreparedCalls:
         """Prepare a call that ``check`` has let through."""
         if len(self._known) >= _CACHED_CALLS:
             self._known.clear()
-        prepared = Prepared(call, self._rank, self._programs(call))
+        program = self._programs(call, NOTHING)
+        prepared = Prepared(call, self._rank, program, self._need(call))
         self._known[id(call)] = prepared
         return prepared
+
+    def variant(self, prepared: Prepared, in_place: InPlace) -> Program:
+        """The program of a call whose memory peers may read where it lies."""
+        program = prepared.program if in_place is NOTHING else self._programs(prepared.call, in_place)
+        assert program is not None, "nothing to exchange"
+        return program
 
     def clear(self) -> None:
         """Forget all."""
         self._known.clear()
         self._programs.cache_clear()
+        self._layouts.cache_clear()
 
-    def _make_program(self, call: Call) -> Program | None:
+    def _plan(self, call: Call, rank: int) -> Plan:
+        return bounded_plan(call, rank, self._world_size, self._options, self._block_size, self._staging_bytes)
+
+    def _make_program(self, call: Call, in_place: InPlace) -> Program | None:
         if self._world_size == 1 or not call.count:
             return None
         kernels = self._kernels
-        compiler = Compiler(kernels.fold, kernels.fold_blocks, kernels.copy, copy_blocks)
-        return make_program(bounded_plan(call, self._rank, self._world_size, self._options, self._block_size), compiler)
+        compiler = Compiler(
+            kernels.fold, kernels.fold_blocks, kernels.copy, copy_blocks, kernels.peer_fold, kernels.peer_copy,
+            peer_copy_blocks, kernels.sync,
+        )  # fmt: skip
+        if self._staging_bytes is None:
+            return make_program(self._plan(call, self._rank), compiler)
+        return make_peer_program(self._plan(call, self._rank), self._layouts(call), compiler, in_place)
+
+    def _make_layouts(self, call: Call) -> dict[int, Layout]:
+        """Of all ranks of the block, computed here from their plans."""
+        first = self._rank // self._block_size * self._block_size
+        block = range(first, min(first + self._block_size, self._world_size))
+        return {rank: Layout(self._plan(call, rank), set(block) - {rank}) for rank in block}
+
+    def _need(self, call: Call) -> int | None:
+        if self._staging_bytes is None or self._world_size == 1 or not call.count:
+            return None
+        return max(layout.num_bytes for layout in self._layouts(call).values())

@@ -13,7 +13,7 @@ from detcomm.cuda import native
 from detcomm.cuda.events import EventPool
 from detcomm.cuda.libraries import Library
 from detcomm.cuda.native_call import NativeCall, Order, Streams
-from detcomm.cuda.prepared import Prepared
+from detcomm.cuda.program import Program
 from detcomm.memory import DeviceMemory
 
 
@@ -58,10 +58,16 @@ class ReferenceCall(NativeCall):
         self._mover = mover
 
     def issue(
-        self, prepared: Prepared, comm: int, streams: Streams, buffers: tuple[int, int, int], order: Order, done: int
+        self,
+        program: Program,
+        comm: int,
+        streams: Streams,
+        buffers: tuple[int, int, int],
+        order: Order,
+        done: int,
+        peers: int = 0,
     ) -> bool:
-        program = prepared.program
-        assert program is not None
+        assert not peers, "the reference path has no peer memory"
         self.follow(order, streams.main)
         for op in program.ops:
             regions = program.regions[op.first_region : op.first_region + op.num_regions]

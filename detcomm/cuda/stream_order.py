@@ -7,13 +7,14 @@ travels. Each operation waits for the latest one on the other stream that touche
 Decides no bits: operations on the same bytes stay in the plan's order. Knows spans of bytes, no plans and no CUDA.
 """
 
+import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from detcomm.call import Call
 from detcomm.collectives import Collective
-from detcomm.cuda.native import RECORD, WAIT, COp
+from detcomm.cuda.native import RECORD, WAIT, COp, CRegion, CSignal
 from detcomm.plan import Region, Space
 
 MAIN, SIDE = 0, 1
@@ -29,19 +30,24 @@ class Item:
     """One operation before it has its waits."""
 
     op: COp
-    regions: list[tuple[Region, int]]
+    regions: list[CRegion]
     reads: list["Span"]
     writes: list["Span"]
     stream: int = MAIN
+    signals: list[CSignal] = field(default_factory=list)
     waits_for: "Item | None" = None
     is_awaited: bool = False
     event: int = 0
 
 
 class Span(NamedTuple):
-    """Bytes by where they lie if the call is in place; so input and output can clash."""
+    """Bytes by where they lie if the call is in place; so input and output can clash.
 
-    space: Space
+    Attributes:
+        space: a ``Space``, or what else has an order to keep.
+    """
+
+    space: enum.Enum
     start: int
     stop: int
 

@@ -22,13 +22,19 @@
 extern "C" {
 #endif
 
-#define DC_CUDA_ABI_VERSION 2
+#define DC_CUDA_ABI_VERSION 3
 
 /* Operands of one fold, the output not counted: what a kernel's parameters (4 KiB) have room for. */
 #define DC_CUDA_MAX_OPERANDS 480
 
 /* Copies of one operation: kMostCopies of native/kernels/copy.cu. */
 #define DC_CUDA_MAX_COPIES 64
+
+/* Ranks of one block that map each other's memory: kMostPeers of native/kernels/peers.cuh. */
+#define DC_CUDA_MAX_PEERS 16
+
+/* Operands of one fold whose operands may lie in peers' memory. */
+#define DC_CUDA_MAX_PEER_OPERANDS 128
 
 /* The functions, by the names of their libraries. Each returns 0 for success. */
 typedef struct dc_cuda_functions {
@@ -51,20 +57,46 @@ typedef enum dc_cuda_kind {
   DC_CUDA_EXCHANGE = 2, /* regions: num_sends that are sent, then those that are received; one NCCL group */
   DC_CUDA_RECORD = 3,   /* record events[event] on the stream */
   DC_CUDA_WAIT = 4,     /* the stream waits for events[event] */
-  DC_CUDA_GATHER = 5    /* regions: what this rank gives, then the whole in rank order; one ncclAllGather */
+  DC_CUDA_GATHER = 5,   /* regions: what this rank gives, then the whole in rank order; one ncclAllGather */
+  DC_CUDA_SYNC = 6,     /* signals: to peers, then waits for theirs; one block */
+  DC_CUDA_PEER_FOLD = 7, /* as FOLD, and operands may lie in peers' memory */
+  DC_CUDA_PEER_COPY = 8  /* as COPY, and sources may lie in peers' memory */
 } dc_cuda_kind;
 
 typedef struct dc_cuda_region {
   uint64_t offset;
   uint64_t num_bytes;
-  int32_t buffer; /* 0 input, 1 output, 2 scratch */
-  int32_t peer;   /* of a message */
+  int32_t buffer;  /* 0 input, 1 output, 2 scratch; of a peer: 3 its staging area, 4 its input, 5 its output */
+  int32_t peer;    /* of a message: a rank; of a peer's buffer: its index in the block */
+  uint64_t staged; /* of a peer's input or output: where it lies in its staging area, unless the peer left it in place */
 } dc_cuda_region;
+
+/* What one SYNC does with one peer; `Signal` of native/kernels/peers.cuh says how. */
+typedef struct dc_cuda_signal {
+  uint32_t peer;    /* its index in the block */
+  uint32_t ready;   /* 1: tell it that what it is to read is there */
+  uint32_t awaited; /* 1: wait until it has told the same */
+  uint32_t done;    /* of how many of its messages to tell it that they have been read */
+  int32_t most;     /* wait until it has read all but so many of ours; below 0: do not */
+  uint32_t flags;   /* 1: tell with `ready` where our input and output lie; 2: take the same from it when awaited */
+} dc_cuda_signal;
+
+/* The memory that the ranks of a block have mapped, for one call. Addresses are of this process. */
+typedef struct dc_cuda_peers {
+  void *staging[DC_CUDA_MAX_PEERS]; /* by index */
+  void *pads[DC_CUDA_MAX_PEERS];
+  const void *table;   /* bases of all regions, by index and region */
+  void *words;         /* of the host: abort, error, ... */
+  uint64_t patience_ns;
+  uint64_t places[2];  /* where our input and output lie, as a region and an offset in it; 0: nowhere that peers can read */
+  uint32_t index;      /* of this rank */
+  uint32_t num_peers;
+} dc_cuda_peers;
 
 typedef struct dc_cuda_op {
   int32_t kind;
   int32_t stream; /* 0 or 1, an index into dc_cuda_call.streams */
-  uint32_t first_region;
+  uint32_t first_region; /* of a SYNC: of its signals */
   uint32_t num_regions;
   uint32_t num_sends;
   uint32_t num_blocks; /* of a kernel, in x */
@@ -78,6 +110,7 @@ typedef struct dc_cuda_op {
 typedef struct dc_cuda_program {
   const dc_cuda_op *ops;
   const dc_cuda_region *regions;
+  const dc_cuda_signal *signals;
   uint64_t num_ops;
   uint64_t num_regions;
 } dc_cuda_program;
@@ -92,6 +125,7 @@ typedef struct dc_cuda_call {
   void *after;      /* if not NULL: an event that streams[0] waits for first */
   void *done;       /* if not NULL: recorded on streams[0] at the end */
   void *context;    /* of the device; made this thread's */
+  const dc_cuda_peers *peers; /* NULL if the program has nothing to do with them */
 } dc_cuda_call;
 
 typedef struct dc_cuda_failure {

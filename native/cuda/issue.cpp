@@ -13,6 +13,33 @@ struct Copies {
   uint64_t num_bytes[DC_CUDA_MAX_COPIES];
 };
 
+// native/kernels/peers.cuh has the same three.
+struct Source {
+  const void* address;  // unless `place` says otherwise
+  const void* place;    // of the word that holds the base of a peer's buffer, or 0 if the peer has staged it
+  uint64_t offset;      // behind that base
+};
+
+struct PeerCopies {
+  Source src[DC_CUDA_MAX_COPIES];
+  void* dst[DC_CUDA_MAX_COPIES];
+  uint64_t num_bytes[DC_CUDA_MAX_COPIES];
+};
+
+struct Sync {
+  void* pads[DC_CUDA_MAX_PEERS];
+  const void* table;
+  void* words;
+  uint64_t patience_ns;
+  uint64_t places[2];
+  uint32_t index;
+  uint32_t num_signals;
+  dc_cuda_signal signals[DC_CUDA_MAX_PEERS];
+};
+
+constexpr unsigned kSyncThreads = 32;
+constexpr uint64_t kResolvedOffset = 384;  // of a pad: Pad::resolved
+
 class Issue {
  public:
   Issue(const dc_cuda_program& program, const dc_cuda_functions& functions, const dc_cuda_call& call,
@@ -58,6 +85,9 @@ class Issue {
       case DC_CUDA_COPY: return copy(op, stream);
       case DC_CUDA_EXCHANGE: return exchange(op, stream);
       case DC_CUDA_GATHER: return gather(op, stream);
+      case DC_CUDA_SYNC: return sync(op, stream);
+      case DC_CUDA_PEER_FOLD: return peer_fold(op, stream);
+      case DC_CUDA_PEER_COPY: return peer_copy(op, stream);
       case DC_CUDA_RECORD: return check(functions_.cuEventRecord(call_.events[op.event], stream), "cuEventRecord");
       case DC_CUDA_WAIT: return wait(stream, call_.events[op.event]);
       default: return check(-1, "dc_cuda_issue: unknown kind of operation");
@@ -72,8 +102,19 @@ class Issue {
     return static_cast<unsigned char*>(call_.buffers[region.buffer]) + region.offset;
   }
 
-  bool launch(const dc_cuda_op& op, unsigned num_rows, void* stream, void** parameters) {
-    return check(functions_.cuLaunchKernel(op.kernel, op.num_blocks, num_rows, 1, kThreads, 1, 1, 0, stream, parameters,
+  // Memory that this rank reads, its own or a peer's.
+  Source source(const dc_cuda_region& region) const {
+    if (region.buffer < 3) return {address(region), nullptr, 0};
+    const dc_cuda_peers& peers = *call_.peers;
+    const unsigned char* staging = static_cast<const unsigned char*>(peers.staging[region.peer]);
+    if (region.buffer == 3) return {staging + region.offset, nullptr, 0};
+    const unsigned char* resolved = static_cast<const unsigned char*>(peers.pads[peers.index]) + kResolvedOffset;
+    const void* place = resolved + 8 * (2 * region.peer + region.buffer - 4);
+    return {staging + region.staged, place, region.offset};
+  }
+
+  bool launch(const dc_cuda_op& op, unsigned num_rows, void* stream, void** parameters, unsigned threads = kThreads) {
+    return check(functions_.cuLaunchKernel(op.kernel, op.num_blocks, num_rows, 1, threads, 1, 1, 0, stream, parameters,
                                            nullptr),
                  "cuLaunchKernel");
   }
@@ -101,6 +142,54 @@ class Issue {
     }
     void* parameters[] = {&copies};
     return launch(op, num_copies, stream, parameters);
+  }
+
+  bool peer_fold(const dc_cuda_op& op, void* stream) {
+    if (call_.peers == nullptr || op.num_regions < 3 || op.num_regions > DC_CUDA_MAX_PEER_OPERANDS + 1) {
+      return check(-1, "dc_cuda_issue: fold from peers");
+    }
+    Source operands[DC_CUDA_MAX_PEER_OPERANDS];
+    const uint32_t num_inputs = op.num_regions - 1;
+    for (uint32_t k = 0; k < num_inputs; ++k) operands[k] = source(region(op, k));
+    void* output = address(region(op, num_inputs));
+    uint64_t count = op.count;
+    uint64_t divisor = op.divisor;
+    void* parameters[] = {operands, &output, &count, &divisor};
+    return launch(op, 1, stream, parameters);
+  }
+
+  bool peer_copy(const dc_cuda_op& op, void* stream) {
+    const uint32_t num_copies = op.num_regions / 2;
+    if (call_.peers == nullptr || num_copies == 0 || num_copies > DC_CUDA_MAX_COPIES) {
+      return check(-1, "dc_cuda_issue: copy from peers");
+    }
+    PeerCopies copies;
+    for (uint32_t k = 0; k < num_copies; ++k) {
+      copies.src[k] = source(region(op, 2 * k));
+      copies.dst[k] = address(region(op, 2 * k + 1));
+      copies.num_bytes[k] = region(op, 2 * k).num_bytes;
+    }
+    void* parameters[] = {&copies};
+    return launch(op, num_copies, stream, parameters);
+  }
+
+  bool sync(const dc_cuda_op& op, void* stream) {
+    if (call_.peers == nullptr || op.num_regions == 0 || op.num_regions > DC_CUDA_MAX_PEERS) {
+      return check(-1, "dc_cuda_issue: sync");
+    }
+    const dc_cuda_peers& peers = *call_.peers;
+    Sync sync = {};
+    for (uint32_t k = 0; k < peers.num_peers; ++k) sync.pads[k] = peers.pads[k];
+    sync.table = peers.table;
+    sync.words = peers.words;
+    sync.patience_ns = peers.patience_ns;
+    sync.places[0] = peers.places[0];
+    sync.places[1] = peers.places[1];
+    sync.index = peers.index;
+    sync.num_signals = op.num_regions;
+    for (uint32_t k = 0; k < op.num_regions; ++k) sync.signals[k] = program_.signals[op.first_region + k];
+    void* parameters[] = {&sync};
+    return launch(op, 1, stream, parameters, kSyncThreads);
   }
 
   bool exchange(const dc_cuda_op& op, void* stream) {

@@ -1,11 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Up to kMostCopies copies in one launch, a row of blocks for each: a plan's packs and unpacks are many and short.
+// With DC_PEERS sources may lie in peers' memory.
 #include "elements.cuh"
+#include "peers.cuh"
 
 constexpr int kMostCopies = 64;
 
+#if DC_PEERS
+typedef Source From;
+DC_DEVICE const u8* address_of_row(const From& from) { return address_of(from); }
+#else
+typedef const u8* From;
+DC_DEVICE const u8* address_of_row(From from) { return from; }
+#endif
+
 struct Copies {
-  const u8* src[kMostCopies];
+  From src[kMostCopies];
   u8* dst[kMostCopies];
   u64 num_bytes[kMostCopies];
 };
@@ -28,6 +38,8 @@ DC_DEVICE void copy_words(const u8* src, u8* dst, u64 num_bytes) {
   copy_bytes(src, dst, head + num_words * sizeof(T) + first, num_bytes, step);
 }
 
+constexpr int kInFlight = 4;  // loads of a thread: memory is further away than one load of each thread can hide
+
 DC_DEVICE void copy_vectors(const u8* src, u8* dst, u64 num_bytes) {
   const u64 misaligned = reinterpret_cast<u64>(dst) & 15;
   u64 head = misaligned ? 16 - misaligned : 0;
@@ -35,17 +47,27 @@ DC_DEVICE void copy_vectors(const u8* src, u8* dst, u64 num_bytes) {
   const u64 num_vectors = (num_bytes - head) / 16;
   const u64 first = first_index(), step = num_threads();
   copy_bytes(src, dst, first, head, step);
-  for (u64 i = first; i < num_vectors; i += step) {
+  const u8* from = src + head;
+  u8* to = dst + head;
+  u64 i = first;
+  for (; i + (kInFlight - 1) * step < num_vectors; i += kInFlight * step) {
+    u32 words[kInFlight][4];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) load16(from + 16 * (i + k * step), words[k]);
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) store16(to + 16 * (i + k * step), words[k]);
+  }
+  for (; i < num_vectors; i += step) {
     u32 words[4];
-    load16(src + head + 16 * i, words);
-    store16(dst + head + 16 * i, words);
+    load16(from + 16 * i, words);
+    store16(to + 16 * i, words);
   }
   copy_bytes(src, dst, head + 16 * num_vectors + first, num_bytes, step);
 }
 
 DC_KERNEL(256) dc_copy(DC_ARGUMENT Copies copies) {
   const u32 row = row_index();
-  const u8* src = copies.src[row];
+  const u8* src = address_of_row(copies.src[row]);
   u8* dst = copies.dst[row];
   const u64 num_bytes = copies.num_bytes[row];
   const u64 apart = reinterpret_cast<u64>(src) ^ reinterpret_cast<u64>(dst);

@@ -86,3 +86,34 @@ DC_DEVICE void load16(const u8* from, u32* words) {
 DC_DEVICE void store16(u8* to, const u32* words) {
   __stcs(reinterpret_cast<uint4*>(to), make_uint4(words[0], words[1], words[2], words[3]));
 }
+
+// Between ranks: what was written before a release, by this rank's earlier kernels too, is seen after the acquire.
+DC_DEVICE u32 load_acquire(const u32* from) {
+  u32 value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+DC_DEVICE void store_release(u32* to, u32 value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
+}
+DC_DEVICE u32 load_relaxed(const u32* from) {
+  u32 value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+DC_DEVICE u64 load_relaxed(const u64* from) {
+  u64 value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+DC_DEVICE void store_relaxed(u32* to, u32 value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
+}
+DC_DEVICE u32 exchange(u32* at, u32 value) { return atomicExch(at, value); }
+DC_DEVICE u64 clock_ns() {
+  u64 now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+DC_DEVICE void pause() { __nanosleep(20); }
+DC_DEVICE void join_warp() { __syncwarp(); }

@@ -9,10 +9,12 @@
 //   DC_TREE                          1: RFC 6962's split; 0: a left fold
 //   DC_DIVIDE                        1: divide the whole before it is stored
 //   DC_NUM_INPUTS, DC_LEAVES         operands, and for each 1 if it has DC_LEAF, 0 if DC_PARTIAL
+//   DC_PEERS                         1: operands may lie in peers' memory
 //
 // Up to kMostInRegisters operands are loaded at once, so that their loads are in flight together; more are streamed, with
 // one accumulator for each level of the tree. Every operand is read once and nothing else touches memory.
 #include "operations.cuh"
+#include "peers.cuh"
 
 typedef DC_LEAF Leaf;
 typedef DC_PARTIAL Partial;
@@ -220,7 +222,7 @@ DC_DEVICE bool is_aligned(const Operands& operands, const u8* output) {
   return (all & 15) == 0;
 }
 
-DC_KERNEL(256) dc_fold(DC_ARGUMENT Operands operands, u8* output, u64 count, u64 divisor) {
+DC_DEVICE void fold_all(const Operands& operands, u8* output, u64 count, u64 divisor) {
   const u64 stride = num_threads();
   u64 done = 0;
   if constexpr (kNumInputs <= kMostInRegisters) {
@@ -234,3 +236,20 @@ DC_KERNEL(256) dc_fold(DC_ARGUMENT Operands operands, u8* output, u64 count, u64
   }
   for (u64 index = done + first_index(); index < count; index += stride) fold_element(operands, output, index, divisor);
 }
+
+#if DC_PEERS
+struct Sources {
+  Source source[kNumInputs];
+};
+
+DC_KERNEL(256) dc_fold(DC_ARGUMENT Sources sources, u8* output, u64 count, u64 divisor) {
+  Operands operands;
+#pragma unroll
+  for (int k = 0; k < kNumInputs; ++k) operands.address[k] = address_of(sources.source[k]);
+  fold_all(operands, output, count, divisor);
+}
+#else
+DC_KERNEL(256) dc_fold(DC_ARGUMENT Operands operands, u8* output, u64 count, u64 divisor) {
+  fold_all(operands, output, count, divisor);
+}
+#endif

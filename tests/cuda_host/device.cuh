@@ -3,7 +3,9 @@
 // Compiled without contraction to FMA; the host's arithmetic rounds to nearest even by itself.
 #pragma once
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -80,3 +82,15 @@ DC_DEVICE u32 min_pair(u32 left, u32 right) {
 
 DC_DEVICE void load16(const u8* from, u32* words) { std::memcpy(words, __builtin_assume_aligned(from, 16), 16); }
 DC_DEVICE void store16(u8* to, const u32* words) { std::memcpy(__builtin_assume_aligned(to, 16), words, 16); }
+
+DC_DEVICE u32 load_acquire(const u32* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
+DC_DEVICE void store_release(u32* to, u32 value) { __atomic_store_n(to, value, __ATOMIC_RELEASE); }
+DC_DEVICE u32 load_relaxed(const u32* from) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
+DC_DEVICE u64 load_relaxed(const u64* from) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
+DC_DEVICE void store_relaxed(u32* to, u32 value) { __atomic_store_n(to, value, __ATOMIC_RELAXED); }
+DC_DEVICE u32 exchange(u32* at, u32 value) { return __atomic_exchange_n(at, value, __ATOMIC_RELAXED); }
+DC_DEVICE u64 clock_ns() {
+  return static_cast<u64>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
+DC_DEVICE void pause() { std::this_thread::yield(); }
+DC_DEVICE void join_warp() {}

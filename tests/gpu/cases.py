@@ -13,7 +13,7 @@ from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda.bounded_plan import bounded_plan
 from detcomm.cuda.compile import compile_kernel
-from detcomm.cuda.kernels import fold_defines
+from detcomm.cuda.kernels import PEERS, fold_defines
 from detcomm.cuda.program import fold_spec
 from detcomm.options import Options
 from tests import inputs, oracle
@@ -85,12 +85,20 @@ def compile_together(all_cases: list[tuple[int, Case]], rank: int, num_ranks: in
     for world_size, case in all_cases:
         if world_size < 2:
             continue
-        plan = bounded_plan(case.call(world_size), 0, world_size, case.options, 1)
+        by_peers = case.options.cuda_transport == "peer"
+        plan = bounded_plan(
+            case.call(world_size),
+            0,
+            world_size,
+            case.options,
+            case.options.node_size or 1,
+            1 << 24 if by_peers else None,
+        )
         for step in plan.steps:
             for fold in step.folds:
-                defines = fold_defines(fold_spec(fold, plan))
+                defines = fold_defines(fold_spec(fold, plan)) | (PEERS if by_peers else {})
                 wanted[str(defines)] = ("fold.cu", defines)
-    wanted["copy"] = ("copy.cu", {})
+    wanted |= {"copy": ("copy.cu", {}), "peer_copy": ("copy.cu", PEERS), "sync": ("peer_sync.cu", {})}
     major, minor = torch.cuda.get_device_capability()
     for index, (file, defines) in enumerate(wanted.values()):
         if index % num_ranks == rank:

@@ -26,9 +26,14 @@ def start(rank: int, world_size: int) -> str:
 
 def all_bits(rank: int, world_size: int, sizes: tuple[int, ...], path: str) -> str:
     """Every case of one path in groups of several sizes."""
-    device = start(rank, world_size)
     every = [(size, case) for size in sizes for case in gpu_cases.cases(size, size == max(sizes))]
     wanted = [(size, case) for size, case in every if case.options.cuda_path == path]
+    return compare_all(start(rank, world_size), rank, world_size, wanted)
+
+
+def compare_all(device: str, rank: int, world_size: int, wanted: list[tuple[int, Case]]) -> str:
+    """Cases in groups of several sizes, each with the oracle."""
+    sizes = list(dict.fromkeys(size for size, _ in wanted))
     started = time.monotonic()
     num_kernels = gpu_cases.compile_together(wanted, rank, world_size)
     dist.barrier()

@@ -54,7 +54,7 @@ def test_the_reference_path_makes_the_same_calls(
         world = fake.World(world_size, options, monkeypatch)
         for output in fake.run(world, CALL, given):
             assert np.array_equal(output, expected)
-        assert (world.communicators[0]._nccl is None) == (path == "reference")
+        assert (world.communicators[0]._carrier.nccl is None) == (path == "reference")
         names = [[name for name, *_ in gpu.calls if name.startswith("nccl") or "Event" in name] for gpu in world.gpus]
         told.append(names)
     assert told[0] == told[1]
@@ -120,7 +120,7 @@ def test_the_short_way_of_a_call_that_is_known(monkeypatch: pytest.MonkeyPatch) 
         gpu.fails["ncclAllGather"] = 5
     with pytest.raises(TransportError, match="ncclAllGather failed: error 5"):
         world.on_each(lambda rank: run(rank, 0xF1))
-    assert all(communicator._nccl.was_aborted for communicator in world.communicators)
+    assert all(communicator._carrier.nccl.was_aborted for communicator in world.communicators)
 
 
 def test_a_graph_has_its_own_scratch_and_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_a_function_that_fails_aborts_the_communicator(monkeypatch: pytest.Monke
         gpu.fails["ncclSend"] = 5
     with pytest.raises(TransportError, match="ncclSend failed: error 5"):
         fake.run(world, CALL, inputs.make("float32", 1003, 2))
-    assert all(communicator._nccl.was_aborted for communicator in world.communicators)
+    assert all(communicator._carrier.nccl.was_aborted for communicator in world.communicators)
 
 
 def test_wrong_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ def test_what_nccl_reports_names_the_call(monkeypatch: pytest.MonkeyPatch) -> No
     def fail() -> None:
         raise TransportError("NCCL reports an error")
 
-    monkeypatch.setattr(world.communicators[0]._nccl, "check", fail)
+    monkeypatch.setattr(world.communicators[0]._carrier.nccl, "check", fail)
     with pytest.raises(TransportError, match=r"rank 0 in collective #1, all_reduce\(sum, float32\[1003\]\): NCCL rep"):
         world.on_each(lambda rank: world.communicators[rank].poll() if rank == 0 else None)
 

@@ -21,7 +21,7 @@ from detcomm.errors import NativeError, ScheduleError
 from detcomm.fold_spec import FoldSpec
 from detcomm.transports.base import Bytes
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 FILE_NAME = "libdetcomm.so"
 
 DTYPES = {

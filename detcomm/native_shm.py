@@ -43,6 +43,7 @@ class Tuning(ctypes.Structure):
         ("mailbox_bytes", ctypes.c_uint64),
         ("spin_ns", ctypes.c_int64),
         ("yield_ns", ctypes.c_int64),
+        ("slice_ns", ctypes.c_int64),
     )
 
 

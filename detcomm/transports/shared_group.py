@@ -21,6 +21,8 @@ _LINE_BYTES = 64
 _SPIN_NS = 50_000
 _SPIN_CROWDED_NS = 1_000
 _YIELD_NS = 500_000
+_SLICE_NS = 20_000
+_SLICE_CROWDED_NS = 500_000
 
 
 def tuning_for(world_size: int, chunk_bytes: int | None, num_cores: int) -> native_shm.Tuning:
@@ -33,9 +35,11 @@ def tuning_for(world_size: int, chunk_bytes: int | None, num_cores: int) -> nati
     wanted = CHUNK_BYTES if chunk_bytes is None else chunk_bytes
     least = _LINE_BYTES * world_size
     chunk = max(least, -(-wanted // _LINE_BYTES) * _LINE_BYTES)
-    # With a core for every rank a peer is running, and will come soon. Otherwise it needs the core we would spin on.
-    spin_ns = _SPIN_NS if world_size <= num_cores else _SPIN_CROWDED_NS
-    return native_shm.Tuning(chunk, ONESHOT_BYTES, MAILBOX_BYTES, spin_ns, _YIELD_NS)
+    # With a core for every rank a peer is running, and will come soon; a yield that lets somebody run tells that two
+    # ranks have come to one core. Otherwise a peer needs the core we would spin on; only a lost time slice is too dear.
+    has_core = world_size <= num_cores
+    spin_ns, slice_ns = (_SPIN_NS, _SLICE_NS) if has_core else (_SPIN_CROWDED_NS, _SLICE_CROWDED_NS)
+    return native_shm.Tuning(chunk, ONESHOT_BYTES, MAILBOX_BYTES, spin_ns, _YIELD_NS, slice_ns)
 
 
 def segment_bytes(world_size: int, tuning: native_shm.Tuning) -> int:

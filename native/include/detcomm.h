@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /* Goes up with every change of this file that a caller can notice. */
-#define DC_ABI_VERSION 1
+#define DC_ABI_VERSION 2
 
 typedef enum dc_status {
   DC_OK = 0,

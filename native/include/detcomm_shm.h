@@ -52,6 +52,7 @@ typedef struct dc_shm_tuning {
   uint64_t mailbox_bytes;  /* bytes of one slot of a mailbox of dc_shm_exchange; a multiple of 64 */
   int64_t spin_ns;         /* how long a wait spins first */
   int64_t yield_ns;        /* how long it then offers its core to others, again and again, before it sleeps */
+  int64_t slice_ns;        /* a yield that takes longer was dear: for a while then, waits sleep without any */
 } dc_shm_tuning;
 
 typedef enum dc_shm_collective {

@@ -4,7 +4,7 @@
 //   one-shot        stage chunk t | barrier | fold chunk t of all ranks into the output
 //   reduce-scatter  stage chunk t of every shard | barrier | fold chunk t of the own shard into the output
 //   all-gather      stage chunk t of the own shard | barrier | copy chunk t of all shards to the output
-//   two-shot        stage chunk t; fold the own part of chunk t-1; copy chunk t-2 to the output | barrier
+//   two-shot        stage chunk t; fold the own part of chunk t-1; copy the others' parts of chunk t-2 | barrier
 //
 // In the two-shot loop three chunks are under way at once, so it too needs only one barrier a chunk.
 //
@@ -21,8 +21,8 @@
 namespace detcomm::shm {
 namespace {
 
-// What a rank folds before it hands it out: it should stay in the cache in between.
-constexpr std::uint64_t kDirectBlockBytes = std::uint64_t{32} << 10;
+// What a rank folds before it copies it on: it should stay in the cache in between.
+constexpr std::uint64_t kBlockBytes = std::uint64_t{32} << 10;
 
 class Collective : Operation {
  public:
@@ -71,16 +71,12 @@ class Collective : Operation {
       }
       if (t >= 1 && t - 1 < chunks) {
         const Range chunk = chunk_of(whole, t - 1, chunk_elems_);
-        const Range own = part_of(chunk, rank_);
-        const std::uint64_t offset = (own.begin - chunk.begin) * item_;
-        fold_all(own, [&](int rank) { return group_.segment(rank).input(staged_parity) + offset; },
-                 group_.mine().result((t - 1) % 2), -1);
+        fold_part(chunk, part_of(chunk, rank_), staged_parity, (t - 1) % 2);
       }
       if (t >= 2 && receives()) {
         const Range chunk = chunk_of(whole, t - 2, chunk_elems_);
         for (int rank = 0; rank < world_size_; ++rank) {
-          const Range part = part_of(chunk, rank);
-          copy_out(part, group_.segment(rank).result((t - 2) % 2));
+          if (rank != rank_) copy_out(part_of(chunk, rank), group_.segment(rank).result((t - 2) % 2));
         }
       }
       if (t < chunks + 1) {
@@ -92,11 +88,23 @@ class Collective : Operation {
     return DC_SHM_OK;
   }
 
+  // Folds this rank's part of a staged chunk for the others, and copies it to the own output while it is in the cache.
+  void fold_part(Range chunk, Range own, unsigned input_parity, unsigned result_parity) {
+    const std::uint64_t block_elems = kBlockBytes / item_;
+    for (std::uint64_t t = 0; t * block_elems < own.size(); ++t) {
+      const Range block = chunk_of(own, t, block_elems);
+      const std::uint64_t offset = (block.begin - chunk.begin) * item_;
+      std::byte* result = group_.mine().result(result_parity) + (block.begin - own.begin) * item_;
+      fold_all(block, [&](int rank) { return group_.segment(rank).input(input_parity) + offset; }, result, -1);
+      if (receives()) copy_out(block, result);
+    }
+  }
+
   // Each rank folds its part straight from everybody's tensor and writes it straight to everybody's: nobody else reads or
   // writes that part, so it may be in place.
   dc_shm_status direct_all_reduce() {
     const Range own = part_of({0, call_.count}, rank_);
-    const std::uint64_t block_elems = kDirectBlockBytes / item_;
+    const std::uint64_t block_elems = kBlockBytes / item_;
     for (std::uint64_t t = 0; t * block_elems < own.size(); ++t) {
       const Range block = chunk_of(own, t, block_elems);
       fold_all(block, [&](int rank) { return shared_input(rank, block.begin); }, output_at(block.begin), -1);

@@ -72,7 +72,7 @@ struct dc_shm_group {
   int world_size_;
   dc_shm_tuning tuning_;
   detcomm::shm::Layout layout_;
-  detcomm::shm::Patience patience_;
+  detcomm::shm::Patience<> patience_;
   std::vector<detcomm::shm::Segment> segments_;
   std::vector<std::int32_t> pidfds_;
   std::vector<std::byte*> heaps_;

@@ -78,7 +78,7 @@ class World {
 };
 
 dc_shm_tuning small_tuning(int world_size) {
-  return {64ULL * static_cast<unsigned>(world_size), 200, 64, 1000, 1000};
+  return {64ULL * static_cast<unsigned>(world_size), 200, 64, 1000, 1000, 100000};
 }
 
 // A float whose sums depend on the order: wide exponents, and signs that cancel.
@@ -279,7 +279,7 @@ void test_faults(int world_size, bool aborts) {
 }
 
 void test_arguments() {
-  const dc_shm_tuning good = small_tuning(2), bad = {63, 200, 64, 1000, 1000};
+  const dc_shm_tuning good = small_tuning(2), bad = {63, 200, 64, 1000, 1000, 100000};
   CHECK(dc_shm_segment_bytes(2, &good) != 0 && dc_shm_segment_bytes(2, &bad) == 0);
   CHECK(dc_shm_segment_bytes(1, &good) == 0 && dc_shm_segment_bytes(DC_SHM_MAX_RANKS + 1, &good) == 0);
 }

@@ -30,7 +30,7 @@ def compare(patience_s: float) -> list[str]:
         take = partial(execute, folder=Path(folder), tests=TESTS, deadline_s=patience_s)
         stock, ours = pool.map(take, runs)
         logs = [path.read_text()[-1500:] for path in sorted(Path(folder).glob("*.log"))]
-        logs += [f"{outcome.test}: {outcome.reason[-1500:]}" for outcome in stock.values()][:2]
+        logs += [f"{outcome.test}: {outcome.reason[:3000]}" for outcome in stock.values()][:2]
     passed = [test for test in TESTS if test in stock and stock[test].kind == "passed"]
     lost = [test for test in passed if test not in ours or ours[test].kind != "passed"]
     bad = [outcome for outcome in ours.values() if outcome.is_bad and outcome.test in passed]

@@ -22,7 +22,7 @@ def share(world_size: int) -> bool:
     num_gpus = torch.cuda.device_count()
     if num_gpus >= world_size:
         return False
-    set_device = torch.cuda.set_device
+    set_device, start_cuda = torch.cuda.set_device, torch.cuda._lazy_init
 
     def set_shared_device(device: Any) -> None:
         index = torch.device(device).index if isinstance(device, str | torch.device) else int(device)
@@ -31,6 +31,16 @@ def share(world_size: int) -> bool:
     def shared_gpus(size: int, backend: str) -> dict[int, list[int]]:
         return {rank: [rank % num_gpus] for rank in range(size)}
 
+    def start_cuda_with_what_there_is() -> None:
+        if torch.cuda.is_initialized() or torch.cuda.device_count() == num_gpus:
+            return start_cuda()  # type: ignore[no-any-return, no-untyped-call]
+        torch.cuda.device_count = lambda: num_gpus
+        try:
+            start_cuda()  # type: ignore[no-untyped-call]
+        finally:
+            torch.cuda.device_count = lambda: world_size
+
+    torch.cuda._lazy_init = start_cuda_with_what_there_is
     torch.cuda.device_count = lambda: world_size
     torch.cuda.set_device = set_shared_device
     common_distributed.init_multigpu_helper = shared_gpus

@@ -71,7 +71,7 @@ def maps(rank: int, world_size: int) -> list[str]:
         took_ms = 1e3 * (time.perf_counter() - started)
         _see_each_other(own, memory)
         own.meet()
-        assert memory.close(), "a peer did not let go"
+        assert memory.close(60.0), "a peer did not let go"
         lines.append(f"{provider}: connected in {took_ms:.1f} ms; {_cycles(own, provider)}")
     lines.append(_registered(own))
     lines.append(_beside_a_capture(own))
@@ -110,7 +110,7 @@ def _cycles(own: _Rank, provider: str) -> str:
             own.meet()
             started = time.perf_counter()
         memory = own.memory(provider)
-        assert memory.close()
+        assert memory.close(60.0)
     took_ms = 1e3 * (time.perf_counter() - started) / NUM_CYCLES
     own.meet()
     left.append((torch.cuda.mem_get_info()[0], len(os.listdir("/proc/self/fd"))))
@@ -145,7 +145,7 @@ def _registered(own: _Rank) -> str:
     memory.deregister(tensors, 60.0)
     assert memory.regions.find(tensors[0].data_ptr(), 4) is None
     own.meet()
-    assert memory.close()
+    assert memory.close(60.0)
     return "registered and taken back: memory of a pool, and of torch's symmetric memory"
 
 
@@ -163,7 +163,7 @@ def _beside_a_capture(own: _Rank) -> str:
     assert bool((tensor == 3).all())
     assert segment.region == 1
     own.meet()
-    assert memory.close()
+    assert memory.close(60.0)
     return "a segment made while a graph is captured"
 
 
@@ -184,7 +184,7 @@ def waits(rank: int, world_size: int) -> list[str]:
             connected_s = time.perf_counter() - started
             is_running = not stream.query()
             dist.barrier()
-            memory.close()
+            memory.close(60.0)
         finally:
             restore()
         own.meet()

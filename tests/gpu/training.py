@@ -51,13 +51,15 @@ def stock(rank: int, world_size: int) -> str:
     )
 
 
-def _model(device: str) -> torch.nn.Sequential:
+def network(device: str) -> torch.nn.Sequential:
+    """The same on every rank."""
     torch.manual_seed(1)
     layers = [torch.nn.Linear(64, 64) for _ in range(6)]
     return torch.nn.Sequential(*[part for layer in layers for part in (layer, torch.nn.GELU())]).to(device)
 
 
-def _hash(tensors: list[torch.Tensor]) -> str:
+def digest(tensors: list[torch.Tensor]) -> str:
+    """Of their bytes."""
     content = b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in tensors)
     return hashlib.sha256(content).hexdigest()[:16]
 
@@ -65,7 +67,7 @@ def _hash(tensors: list[torch.Tensor]) -> str:
 def _train_sharded(rank: int, device: str, each_layer: bool) -> str:
     from torch.distributed.fsdp import fully_shard  # its import takes many seconds on a cold machine
 
-    model = _model(device)
+    model = network(device)
     for layer in model if each_layer else ():
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer)
@@ -77,11 +79,11 @@ def _train_sharded(rank: int, device: str, each_layer: bool) -> str:
         model(batch).square().mean().backward()
         optimizer.step()
     shards: list[Any] = list(model.parameters())
-    return _hash([shard.full_tensor() for shard in shards])
+    return digest([shard.full_tensor() for shard in shards])
 
 
 def _train(rank: int, device: str, bucket_mb: float) -> str:
-    model = _model(device)
+    model = network(device)
     replica = DistributedDataParallel(model, device_ids=[torch.device(device).index], bucket_cap_mb=bucket_mb)
     optimizer = torch.optim.AdamW(replica.parameters(), lr=1e-2)
     torch.manual_seed(100 + rank)
@@ -90,4 +92,4 @@ def _train(rank: int, device: str, bucket_mb: float) -> str:
         optimizer.zero_grad()
         replica(batch).square().mean().backward()
         optimizer.step()
-    return _hash(list(model.parameters()))
+    return digest(list(model.parameters()))

@@ -46,7 +46,7 @@ def test_a_pool_is_registered_as_it_grows(monkeypatch: pytest.MonkeyPatch) -> No
     ranks.on_each(lambda rank: memories[rank].deregister(pools[rank], TIMEOUT_S))
     assert all(memories[1].regions.find(start, size) is None for start, size, _ in pools[1].segments)
     assert ranks.on_each(register) == [8192, 3 * 8192, 8192]
-    assert ranks.on_each(lambda rank: memories[rank].close()) == [True] * 3
+    assert ranks.on_each(lambda rank: memories[rank].close(TIMEOUT_S)) == [True] * 3
     assert (ranks.node.violations, ranks.node.openings) == ([], {})
 
 
@@ -59,4 +59,4 @@ def test_a_pool_that_cannot_be_shared_is_refused_on_all_ranks(monkeypatch: pytes
     assert str(errors[0]) == str(errors[1])
     assert "register_mem_pool: the pool's memory cannot be shared between the ranks: rank 1: " in str(errors[0])
     assert memories[0].regions.find(*pools[0].segments[0][:2]) is None
-    assert ranks.on_each(lambda rank: memories[rank].close()) == [True] * 2
+    assert ranks.on_each(lambda rank: memories[rank].close(TIMEOUT_S)) == [True] * 2

@@ -3,14 +3,17 @@
 
 import ctypes
 import time
+from typing import Any
 
 import pytest
 
+from detcomm import store_access
+from detcomm.cuda.peer_memory import meeting
 from detcomm.cuda.peer_memory.connect import Refusal
 from detcomm.cuda.peer_memory.retirement import reclaim
 from detcomm.cuda.peer_memory.sharing import PAD_BYTES
 from detcomm.errors import PeerTimeoutError, TransportError
-from tests.peer_ranks import STAGING_BYTES, PeerRanks
+from tests.peer_ranks import STAGING_BYTES, TIMEOUT_S, PeerRanks
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5, 8])
@@ -30,7 +33,7 @@ def test_every_rank_sees_the_others(world_size: int, monkeypatch: pytest.MonkeyP
             assert ctypes.string_at(memory.segment.pads[peer], PAD_BYTES) == bytes([peer + 1]) * PAD_BYTES
             assert ctypes.string_at(memory.segment.staging[peer], STAGING_BYTES) == bytes([peer + 101]) * STAGING_BYTES
     assert len({address for memory in memories for address in memory.segment.pads}) == world_size**2
-    assert ranks.on_each(lambda rank: memories[rank].close()) == [True] * world_size
+    assert ranks.on_each(lambda rank: memories[rank].close(TIMEOUT_S)) == [True] * world_size
     assert (ranks.node.num_left, ranks.node.violations) == (0, [])
 
 
@@ -39,7 +42,7 @@ def test_blocks_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     memories = ranks.memories(block_size=2)
     assert [memory.ranks for memory in memories] == [(0, 1), (0, 1), (2, 3), (2, 3), (4,)]
     assert [memory.index for memory in memories] == [0, 1, 0, 1, 0]
-    assert ranks.on_each(lambda rank: memories[rank].close()) == [True] * 5
+    assert ranks.on_each(lambda rank: memories[rank].close(TIMEOUT_S)) == [True] * 5
     assert ranks.node.num_left == 0
 
 
@@ -100,18 +103,38 @@ def test_other_memory_than_the_peers_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert ranks.node.num_left == 0
 
 
+def _late(monkeypatch: pytest.MonkeyPatch, *absent: str) -> None:
+    """Time is over as soon as all keys are there but those that end so: no test depends on how fast a rank is."""
+    read_all = store_access.read_all
+
+    def read(store: Any, keys: list[str], timeout_s: float, stop: Any) -> list[str | None]:
+        present = [key for key in keys if not key.endswith(absent)]
+        values = dict(zip(present, read_all(store, present, timeout_s, stop), strict=True))
+        return [values.get(key) for key in keys]
+
+    monkeypatch.setattr(meeting.store_access, "read_all", read)
+
+
 def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = PeerRanks(4, monkeypatch)
-    for error in ranks.connect(ranks=[0, 1, 3], timeout_s=0.3):
+    _late(monkeypatch, "device/0/2")
+    for error in ranks.connect(ranks=[0, 1, 3]):
         assert isinstance(error, PeerTimeoutError)
         assert "rank 2 did not come to connect peer memory" in str(error)
 
 
 def test_an_absent_rank_of_another_block_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = PeerRanks(4, monkeypatch)
-    errors = ranks.connect(block_size=2, ranks=[0, 1, 3], timeout_s=0.5)
+    _late(monkeypatch, "device/1/2", "verdict 1/device/1")
+    errors = ranks.connect(block_size=2, ranks=[0, 1, 3])
     assert all(isinstance(error, PeerTimeoutError) for error in errors)
-    assert "rank 2 did not come" in str(errors[0])
+    assert all("rank 2 did not come" in str(error) for error in errors)
+
+
+def test_a_rank_that_is_late_is_not_waited_for_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = PeerRanks(2, monkeypatch)
+    (error,) = ranks.connect(ranks=[0], timeout_s=0.05)
+    assert isinstance(error, PeerTimeoutError)
 
 
 def test_a_failure_of_the_group_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +164,7 @@ def test_nothing_is_left_after_many_groups(monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(20):
         memories = ranks.memories()
         ranks.on_each(lambda rank, of=memories: of[rank].add_segment(100, 60.0))
-        assert ranks.on_each(lambda rank, of=memories: of[rank].close()) == [True] * 3
+        assert ranks.on_each(lambda rank, of=memories: of[rank].close(TIMEOUT_S)) == [True] * 3
         ranks.store = type(ranks.store)()
         assert ranks.node.num_left == 0
     assert ranks.node.violations == []
@@ -156,10 +179,10 @@ def test_memory_is_not_freed_before_the_last_peer_has_let_go(monkeypatch: pytest
     assert ctypes.string_at(memories[1].segment.pads[0], PAD_BYTES) == bytes(PAD_BYTES)
     ranks.on_each(lambda rank: reclaim(), [0])
     assert {allocation.owner for allocation in ranks.node.allocations.values()} == {0, 1, 2}
-    assert ranks.on_each(lambda rank: memories[rank].close(), [1]) == [True], "all others have let go by now"
+    assert ranks.on_each(lambda rank: memories[rank].close(TIMEOUT_S), [1]) == [True], "all others have let go by now"
     ranks.on_each(lambda rank: reclaim(), [0])
     assert (ranks.node.num_left, ranks.node.violations) == (0, [])
-    assert [memory.close() for memory in memories] == [True] * 3
+    assert [memory.close(TIMEOUT_S) for memory in memories] == [True] * 3
 
 
 def test_after_a_failure_nobody_waits_and_nothing_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +204,6 @@ def test_a_kernels_word_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert words.error() == 0
     ctypes.c_uint32.from_address(words.device + 4 * words.ERROR).value = 77
     assert words.error() == 77
-    assert ranks.on_each(lambda rank: memories[rank].close()) == [True, True]
+    assert ranks.on_each(lambda rank: memories[rank].close(TIMEOUT_S)) == [True, True]
     assert words.error() == 0, "the memory is gone"
     words.abort()

@@ -13,7 +13,7 @@ import pytest
 from detcomm.cuda.peer_memory.memory import PeerMemory
 from detcomm.cuda.peer_memory.regions import MAX_REGIONS, Place
 from detcomm.cuda.peer_memory.retirement import reclaim
-from tests.peer_ranks import PeerRanks
+from tests.peer_ranks import TIMEOUT_S, PeerRanks
 
 
 def _table(memory: PeerMemory) -> list[tuple[int, ...]]:
@@ -62,7 +62,7 @@ def test_registered_memory_is_found_and_mapped(monkeypatch: pytest.MonkeyPatch) 
     later = ranks.on_each(lambda rank: memories[rank].add_segment(64, 60.0))
     assert [segment.region for segment in later] == [3] * 3
     assert memories[1].regions.find(later[1].staging[1] + 8, 56) == Place(3, 8)
-    assert ranks.on_each(lambda rank: memories[rank].close()) == [True] * 3
+    assert ranks.on_each(lambda rank: memories[rank].close(TIMEOUT_S)) == [True] * 3
     assert not ranks.node.openings
 
 
@@ -81,7 +81,7 @@ def test_what_one_rank_cannot_register_nobody_does(function: str, monkeypatch: p
     ranks.gpus[1].fails.clear()
     assert ranks.on_each(lambda rank: memories[rank].register([(whole[rank], 4096)], None, 60.0)) == [""] * 3
     assert [memory.regions.find(whole[rank], 1) for rank, memory in enumerate(memories)] == [Place(1, 0)] * 3
-    assert ranks.on_each(lambda rank: memories[rank].close()) == [True] * 3
+    assert ranks.on_each(lambda rank: memories[rank].close(TIMEOUT_S)) == [True] * 3
 
 
 def test_too_many_regions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_too_many_regions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [(whole, 16)] * MAX_REGIONS
     reasons = ranks.on_each(lambda rank: memories[rank].register(parts if rank == 0 else [], None, 60.0))
     assert reasons == ["256 parts of memory; there is room for 255 more in a group"] * 2
-    assert ranks.on_each(lambda rank: memories[rank].close()) == [True, True]
+    assert ranks.on_each(lambda rank: memories[rank].close(TIMEOUT_S)) == [True, True]
 
 
 def test_memory_of_no_allocation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_what_is_registered_can_be_taken_back(monkeypatch: pytest.MonkeyPatch) -
         ranks.on_each(lambda rank: memories[rank].deregister(keys[0], 60.0))
         assert memories[2].regions.find(whole[2], 4096) is None
         assert len(ranks.node.openings) == num_openings
-    assert ranks.on_each(lambda rank: memories[rank].close()) == [True] * 3
+    assert ranks.on_each(lambda rank: memories[rank].close(TIMEOUT_S)) == [True] * 3
     assert ranks.node.violations == []
 
 
@@ -150,7 +150,7 @@ def test_what_is_taken_back_is_kept_until_the_peers_have_unmapped_it(monkeypatch
     late.join()
     ranks.on_each(lambda rank: reclaim(), [0])
     assert kept() is None
-    assert ranks.on_each(lambda rank: memories[rank].close()) == [True] * 2
+    assert ranks.on_each(lambda rank: memories[rank].close(TIMEOUT_S)) == [True] * 2
 
 
 @pytest.mark.parametrize("refused", ["", "cuMemExportToShareableHandle", "cuMemMap"])
@@ -180,5 +180,5 @@ def test_memory_without_a_handle_is_shared_by_descriptors(refused: str, monkeypa
             assert ctypes.string_at(memories[1].regions.bases(region)[peer], 3072) == bytes([content]) * 3072
         ctypes.memset(whole[0] + 1024, 9, 1)
         assert ctypes.string_at(memories[1].regions.bases(1)[0], 2) == bytes([9, 200])
-    assert ranks.on_each(lambda rank: memories[rank].close()) == [True] * 3
+    assert ranks.on_each(lambda rank: memories[rank].close(TIMEOUT_S)) == [True] * 3
     assert not ranks.node.openings

@@ -40,6 +40,7 @@ __all__ = [
 if find_spec("torch") is not None:
     from detcomm import torch_backend
     from detcomm.shared_allocation import shared_empty as shared_empty
+    from detcomm.symmetric_pool import symmetric_memory as symmetric_memory
 
     fill_environment()
     torch_backend.register()

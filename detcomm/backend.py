@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import Backend as C10dBackend
 
 from detcomm.errors import UsageError
 from detcomm.group import Group
+from detcomm.mem_pool_methods import MemPoolMethods
 from detcomm.process_group import BACKEND_NAME
 from detcomm.torch_methods import TorchMethods
 
@@ -21,7 +22,7 @@ _HELD: set["Backend"] = set()
 which knows none of the methods below once the Python half is gone."""
 
 
-class Backend(TorchMethods, C10dBackend):
+class Backend(TorchMethods, MemPoolMethods, C10dBackend):
     """The collectives of one group. Names, devices and subgroups are the stock process group's."""
 
     def __init__(self, group: Group) -> None:

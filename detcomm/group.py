@@ -60,13 +60,13 @@ class Group:
         self._communicator = communicator
         self.movement = Movement(inner, self.lost)
         self._agrees_on_gpu = options.cuda_agreement == "on" and self.world_size > 1
-        self._cuda = LazyCuda(name, None if make_cuda is None else partial(make_cuda, self), not self._agrees_on_gpu)
+        self.cuda = LazyCuda(name, None if make_cuda is None else partial(make_cuda, self), not self._agrees_on_gpu)
         self._worker = Worker(self.name)
         self._membership: Membership | None = None
         self._num_started = 0
         self._num_completed = 0
         self._blocks: dict[int, Block] = {}
-        self.direct = DirectCalls(self.world_size, self._worker, self._blocks, communicator, self.lost, self._cuda)
+        self.direct = DirectCalls(self.world_size, self._worker, self._blocks, communicator, self.lost, self.cuda)
         self.failure: TransportError | None = None
         self._failing = threading.Lock()
         self._closed = False
@@ -78,13 +78,13 @@ class Group:
     @property
     def sequence(self) -> int:
         """Agreements so far; equal on all ranks between calls."""
-        return (0 if self._communicator is None else self._communicator.sequence) + self._cuda.sequence
+        return (0 if self._communicator is None else self._communicator.sequence) + self.cuda.sequence
 
     def movement_of(self, tensors: Sequence[torch.Tensor]) -> Movement:
         """What moves these tensors."""
         if not tensors or not tensors[0].is_cuda:
             return self.movement
-        return self._cuda.movement(tensors[0].device, threading.get_ident() in self._blocks)
+        return self.cuda.movement(tensors[0].device, threading.get_ident() in self._blocks)
 
     def check_usable(self) -> None:
         """Refuse calls to a group that has failed or is destroyed.
@@ -158,7 +158,7 @@ class Group:
         if block is None:
             raise UsageError(f"group {self.name}: no coalescing block is open on this thread")
         works = list(block.works)
-        works += self._cuda.close_block(
+        works += self.cuda.close_block(
             block, lambda batch: self._reduce_on_gpu("coalesced block", batch, True, block.timeout_s)
         )
         batch = block.close()
@@ -206,7 +206,7 @@ class Group:
             self._communicator.abort(str(error))
         if self.movement.inner is not None:
             self.movement.abort()
-        self._cuda.fail(error)  # last: it may end the process
+        self.cuda.fail(error)  # last: it may end the process
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For the calls that come."""
@@ -216,7 +216,7 @@ class Group:
 
     def abort(self) -> None:
         """Give up what runs, on all ranks; nothing can be called afterwards."""
-        self._cuda.keep_process()
+        self.cuda.keep_process()
         self.lost(TransportError(f"group {self.name} was aborted on rank {self.rank}"))
         self.shutdown()
 
@@ -229,8 +229,8 @@ class Group:
         if not self._worker.stop(patience_s):
             self.fail(TransportError(f"group {self.name} was destroyed with work in flight on rank {self.rank}"))
             self._worker.stop(_JOIN_S)
-        self._cuda.keep_process()
-        if not self._cuda.close(patience_s):
+        self.cuda.keep_process()
+        if not self.cuda.close(patience_s):
             self.fail(TransportError(f"group {self.name} was destroyed with work on the GPU of rank {self.rank}"))
         with self._failing:
             self._closed = True
@@ -276,7 +276,7 @@ class Group:
         try:
             if self._agrees_on_gpu:
                 text_agreement.agree(self.movement.inner, batch.text)
-            return self._cuda.reduce(name, batch, asynchronous, timeout_s)
+            return self.cuda.reduce(name, batch, asynchronous, timeout_s)
         except TransportError as error:
             raise self.lost(error) from error
         finally:
@@ -285,7 +285,7 @@ class Group:
     def _barrier(self, opts: Any) -> None:
         self._num_started += 1
         try:
-            self._cuda.synchronize(self.timeout_s)
+            self.cuda.synchronize(self.timeout_s)
             self.movement.barrier(opts)
         finally:
             self._num_completed += 1

@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 
 from detcomm.coalescing import Block
-from detcomm.errors import UnsupportedError
+from detcomm.errors import UnsupportedError, UsageError
 from detcomm.movement import Movement
 from detcomm.torch_calls import Batch
 
 if TYPE_CHECKING:
     from detcomm.cuda.direct_calls import CudaDirectCalls
     from detcomm.cuda.group import CudaGroup
+    from detcomm.cuda.peer_memory.memory import PeerMemory
 
 
 class LazyCuda:
@@ -60,6 +61,18 @@ class LazyCuda:
             self.direct = made.direct_calls()
         return work
 
+    def register_mem_pool(self, pool: Any, timeout_s: float) -> None:
+        """See ``MemPoolMethods``; on the current device."""
+        from detcomm.cuda import mem_pools
+
+        device = torch.device("cuda", torch.cuda.current_device())
+        mem_pools.register(self._peer_memory(device), pool, device.index, timeout_s)
+
+    def deregister_mem_pool(self, pool: Any, timeout_s: float) -> None:
+        """See ``MemPoolMethods``; on the current device."""
+        self.synchronize(timeout_s)
+        self._peer_memory(torch.device("cuda", torch.cuda.current_device())).deregister(pool, timeout_s)
+
     def close_block(self, block: Block, reduce: Callable[[Batch], dist.Work]) -> list[Any]:
         """Issue what an open block has gathered of CUDA tensors; its works."""
         if self._made is None and not block.has_reductions_on_gpu:
@@ -86,6 +99,15 @@ class LazyCuda:
         """Finish what is in flight and release everything; whether it was done within ``patience_s``."""
         self._make = None  # it holds network devices, which cost descriptors until the last reference is gone
         return self._made is None or self._made.close(patience_s)
+
+    def _peer_memory(self, device: torch.device) -> "PeerMemory":
+        memory = self._get().communicator_on(device, capturing=False).peer_memory
+        if memory is None:
+            raise UsageError(
+                f"group {self._name}: its ranks read no memory of each other, so a pool cannot be registered; see "
+                "cuda_transport in docs/gpu.md"
+            )
+        return memory
 
     def _get(self) -> "CudaGroup":
         with self._lock:

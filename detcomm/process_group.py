@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import Backend as C10dBackend
 
 from detcomm.errors import UnsupportedError, UsageError
 from detcomm.group import Group
+from detcomm.mem_pool_methods import MemPoolMethods
 from detcomm.options import Options
 from detcomm.torch_methods import TorchMethods
 
@@ -28,7 +29,6 @@ class DeviceBackend:
     """Whether torch should gather a list of sends and receives in a block: gloo needs none."""
     supports_splitting = False
     supports_time_estimate = False
-    supports_tensor_alloc = False
 
     def __init__(self, group: "ProcessGroup") -> None:
         self._process_group = group
@@ -45,6 +45,10 @@ class DeviceBackend:
 
     def size(self) -> int:
         return self._process_group.size()
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether FSDP may ask for its buffers here: ranks would have to share each of them when it is made."""
+        return False
 
     def abort(self) -> None:
         self._process_group.abort()
@@ -66,7 +70,7 @@ _NAMED_BY_SPLITS: Any = C10dBackend if tuple(map(int, torch.__version__.split(".
 """What torch 2.14 wants a group to be split from, by type; before, Python could not make one."""
 
 
-class CudaDeviceBackend(DeviceBackend, _NAMED_BY_SPLITS):  # type: ignore[misc]
+class CudaDeviceBackend(DeviceBackend, MemPoolMethods, _NAMED_BY_SPLITS):  # type: ignore[misc]
     """The same for CUDA: stock NCCL must get a list of sends and receives in a block.
 
     Groups that know their device are split: so does torch's device mesh where ``init_process_group`` got a device_id.
@@ -79,6 +83,7 @@ class CudaDeviceBackend(DeviceBackend, _NAMED_BY_SPLITS):  # type: ignore[misc]
         if _NAMED_BY_SPLITS is not object:
             _NAMED_BY_SPLITS.__init__(self, group.rank(), group.size())
         DeviceBackend.__init__(self, group)
+        self._group = group._group
 
     def perform_nocolor_split(self, device: torch.device) -> None:
         """What NCCL needs of ranks that are not in a new group; nothing here."""

@@ -21,6 +21,7 @@ from detcomm.cuda.in_flight import InFlight, InFlightQueue
 from detcomm.cuda.kernels import Kernels
 from detcomm.cuda.libraries import driver, relaxed_capture
 from detcomm.cuda.native_call import IN_ORDER, Order, Streams
+from detcomm.cuda.peer_memory.memory import PeerMemory
 from detcomm.cuda.prepared import Prepared
 from detcomm.cuda.reference_call import Mover
 from detcomm.cuda.scratch import Block, Scratch
@@ -151,6 +152,11 @@ class CudaCommunicator:
                 f"group {self.name}: collective #{oldest.sequence}, {oldest.text}, is not done on the GPU of rank "
                 f"{self.rank} within its timeout"
             )
+
+    @property
+    def peer_memory(self) -> PeerMemory | None:
+        """What the ranks of a host have mapped of each other, if they have."""
+        return None if self._carrier.peers is None else self._carrier.peers.memory
 
     @property
     def oldest(self) -> InFlight | None:

@@ -97,7 +97,7 @@ class CudaGroup:
 
     def _reduce(self, name: str, batch: Batch, device: torch.device, asynchronous: bool, timeout_s: float) -> dist.Work:
         capturing = _is_capturing()
-        communicator = self._communicator_on(device, capturing)
+        communicator = self.communicator_on(device, capturing)
         stream = self._stream
         assert stream is not None
         current = _current_stream(device.index)
@@ -232,7 +232,7 @@ class CudaGroup:
         if self._device != device:
             raise UsageError(f"group {self.name}: rank {self.rank} uses {self._device}; got a tensor on {device}")
 
-    def _communicator_on(self, device: torch.device, capturing: bool) -> CudaCommunicator:
+    def communicator_on(self, device: torch.device, capturing: bool) -> CudaCommunicator:
         if self._communicator is not None and self._device == device:
             return self._communicator
         with self._lock:

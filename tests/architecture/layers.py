@@ -48,7 +48,16 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "torch",
         (
-            *("outside_dynamo", "sparse", "torch_methods", "process_group", "cuda_process_group", "backend"),
+            *(
+                "outside_dynamo",
+                "sparse",
+                "mem_pool_methods",
+                "symmetric_pool",
+                "torch_methods",
+                "process_group",
+                "cuda_process_group",
+                "backend",
+            ),
             *("batched_p2p", "group_assembly", "torch_backend"),
         ),
     ),

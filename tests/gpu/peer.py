@@ -177,7 +177,7 @@ def bandwidth(rank: int, world_size: int) -> list[str]:
 
 def _counts(group: Any) -> Any:
     """Of the program made last."""
-    known = group._group._cuda._made._communicator._calls._known
+    known = group._group.cuda._made._communicator._calls._known
     return list(known.values())[-1].program.counts
 
 

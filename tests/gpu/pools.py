@@ -51,4 +51,5 @@ def _train(rank: int, device: str, pooled: bool) -> str:
 
 def _memory() -> Any:
     group: Any = dist.distributed_c10d._get_default_group()
-    return group._group.cuda.peer_memory()
+    device = torch.device("cuda", torch.cuda.current_device())
+    return group._group.cuda._peer_memory(device)

@@ -115,7 +115,7 @@ def test_an_abort_ends_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
             world.communicators[0].abort()
 
     world.on_each(call)
-    assert world.communicators[0]._carrier.peers._memory.words.host[0] == 1
+    assert world.communicators[0]._carrier.peers.memory.words.host[0] == 1
 
 
 def test_a_graph_has_its_own_segment_and_its_calls_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +153,9 @@ def test_tensors_that_peers_have_mapped_are_read_where_they_lie(
     size = COUNT * 4
 
     def reduce(rank: int) -> Any:
-        access = world.communicators[rank]._carrier.peers._memory._access
+        access = world.communicators[rank]._carrier.peers.memory._access
         room = access.allocate(1 << 20)
-        memory_of = world.communicators[rank]._carrier.peers._memory
+        memory_of = world.communicators[rank]._carrier.peers.memory
         assert memory_of.register([(room, 1 << 20)] if mapped[rank] else [], None, 60.0) == ""
         start = room + 256 * (rank + 1)
         fake_gpu.bytes_at(start, size)[:] = inputs.bits(given[rank])

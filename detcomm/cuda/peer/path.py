@@ -49,7 +49,7 @@ class PeerPath:
     """
 
     def __init__(self, memory: PeerMemory, timeout_s: float) -> None:
-        self._memory = memory
+        self.memory = memory
         self._timeout_s = timeout_s
         self._eager = [self._seat(memory.segment)]
         self._captured: dict[int, list[Seat]] = {}
@@ -68,13 +68,13 @@ class PeerPath:
             if num_bytes <= seat.staging_bytes:
                 return seat
         size = -(-max(num_bytes, 1) // _GRAPH_BYTES) * _GRAPH_BYTES
-        seat = self._seat(self._memory.add_segment(size, self._timeout_s))
+        seat = self._seat(self.memory.add_segment(size, self._timeout_s))
         seats.append(seat)
         return seat
 
     def leave_in_place(self, seat: Seat, call: Prepared, input: int, output: int) -> InPlace:
         """Which of a call's tensors, given by address, peers have mapped; where, they are told by the call."""
-        regions = self._memory.regions
+        regions = self.memory.regions
         here, there = regions.find(input, call.input_bytes), regions.find(output, call.output_bytes)
         places = seat.peers.places
         places[0] = 0 if here is None else here.region << 48 | here.offset
@@ -87,21 +87,21 @@ class PeerPath:
         Raises:
             PeerTimeoutError: names the peer.
         """
-        words = self._memory.words
+        words = self.memory.words
         if words.error():
-            peer, kind = self.ranks[words.host[_ERROR_PEER]], _KINDS[words.host[_ERROR_KIND]]
+            peer, kind = self.ranks[words.read(_ERROR_PEER)], _KINDS[words.read(_ERROR_KIND)]
             raise PeerTimeoutError(f"the GPU has waited {self._timeout_s:g} s for rank {peer} {kind}")
 
     def abort(self) -> None:
         """End all waits on the GPU. From any thread."""
-        self._memory.abandon()
+        self.memory.abandon()
 
     def close(self) -> None:
         """The GPU is done with it."""
-        self._memory.close()
+        self.memory.close()
 
     def _seat(self, segment: Segment) -> Seat:
-        memory = self._memory
+        memory = self.memory
         peers = CPeers(
             table=memory.regions.table,
             words=memory.words.device,

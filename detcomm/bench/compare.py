@@ -44,8 +44,10 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UsageError(f"--compare {path}: {error}") from error
+    except OSError as error:
+        raise UsageError(f"--compare {path}: {error.strerror}") from error
+    except ValueError as error:  # no UTF-8, no JSON
+        raise UsageError(f"--compare {path}: expected a report of detcomm bench --json: {error}") from error
     if not isinstance(content, dict) or content.get("kind") not in KINDS or "rows" not in content:
         raise UsageError(f"--compare {path}: expected a report of detcomm bench --json")
     return content

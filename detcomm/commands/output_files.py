@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that a command writes when it is done: whether it can is asked before it begins. Knows no command."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,8 @@ def writable(path: Path | None) -> Path | None:
     """Refuse, before hours of work, a file that could not be written after them."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise typer.BadParameter(f"{path} cannot be written: expected a file in a folder that exists")
+    if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise typer.BadParameter(f"{path} cannot be written: permission denied")
     return path
 
 

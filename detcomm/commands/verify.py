@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from detcomm.association import NAMES
-from detcomm.collectives import DType
+from detcomm.collectives import DType, is_legal
 from detcomm.commands import lists
 from detcomm.commands.output_files import JsonOption
 from detcomm.commands.ranks import NprocOption, take_place
@@ -46,14 +46,14 @@ def verify_command(
     Exits with 1 if a guarantee does not hold.
     """
     scope = QUICK if quick else Scope()
-    names = tuple(lists.split(associations))
-    if unknown := [name for name in names if name not in NAMES]:
-        raise UsageError(f"--association: expected one of {', '.join(NAMES)}, got {unknown[0]!r}")
+    names = tuple(lists.known_values(associations, {name: name for name in NAMES}, "--association"))
     scope = replace(scope, associations=names, count=count or scope.count)
     if dtypes is not None:
         scope = replace(scope, dtypes=lists.to_dtypes(dtypes, "--dtypes"))
     if ops is not None:
         scope = replace(scope, ops=lists.to_ops(ops, "--ops"))
+    if not any(is_legal(op, dtype) for op in scope.ops for dtype in scope.dtypes):
+        raise UsageError("--ops, --dtypes: none of these operations is defined on any of these types")
     check_can_examine(backend, device, lists.split(imports))
     place = take_place(nproc, over_mpi=backend == "mpi")
     examined = examine(backend, device, lists.split(imports))
@@ -62,6 +62,8 @@ def verify_command(
     console = Console(quiet=not place.speaks, width=None if sys.stdout.isatty() else _WIDTH)
     with Console(stderr=True, quiet=not place.speaks).status("verifying") as status:
         verdict = verify(examined, scope, status.update)
+    if not sum(verdict.num_checks.values()):
+        raise UsageError(f"nothing was checked: {backend} has none of these operations on any of these types")
     if place.speaks:
         console.print(f"[bold]{backend}[/bold] on {device}, {examined.world_size} ranks, {scope.count} elements")
         _show(console, verdict)

@@ -152,11 +152,13 @@ def check_can_probe(world_size: int, collective: Collective, dtype: DType, count
     if not collective.reduces:
         raise UsageError(f"{collective.value} adds nothing")
     if dtype not in DTYPES:
-        raise UsageError(f"expected one of {', '.join(each.value for each in DTYPES)}, got {dtype.value}")
+        raise UsageError(
+            f"a type to probe: expected one of {', '.join(each.value for each in DTYPES)}, got {dtype.value}"
+        )
     if not 2 <= world_size <= MAX_WORLD_SIZE:
-        raise UsageError(f"expected 2 to {MAX_WORLD_SIZE} ranks, got {world_size}")
+        raise UsageError(f"a probe needs 2 to {MAX_WORLD_SIZE} ranks, got {world_size}")
     if count < 1:
-        raise UsageError(f"expected at least one element, got {count}")
+        raise UsageError(f"a probe needs at least one element, got {count}")
     if collective is Collective.REDUCE_SCATTER and count % world_size:
         raise UsageError(f"reduce_scatter: {count} elements do not divide evenly over {world_size} ranks")
 

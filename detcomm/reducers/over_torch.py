@@ -137,7 +137,9 @@ def check_backend(backend: str, device: str, imports: Sequence[str]) -> None:
     known = {name.lower() for name in dist.Backend.backend_list} - {"undefined"}
     names = [part.rpartition(":")[2] for part in backend.lower().split(",")]
     if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"--backend: torch knows no {unknown[0]!r}; it knows {', '.join(sorted(known))}, and mpi")
+        raise UsageError(
+            f"--backend: torch knows no {unknown[0]!r}; it knows {', '.join(sorted(known - {'mpi'}))}, and mpi"
+        )
     check_device(device)
     if device == "cpu" and backend == "nccl":
         raise UsageError("--backend nccl needs --device cuda")

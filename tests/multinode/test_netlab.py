@@ -135,6 +135,14 @@ def test_refusals_say_what_is_wrong(lab: Lab, tmp_path: Path) -> None:
         jobs.torchrun(lab, [2, 2], ["x.py"], nodes=[1, 1])
     with pytest.raises(LabError, match="at least one rank"):
         jobs.torchrun(lab, [2, 0], ["x.py"])
+    for refused in (lambda: lab.call(8, ["true"]), lambda: lab.cut(-1), lambda: lab.heal(8)):
+        with pytest.raises(LabError, match=r"expected a node from 0 to 7, got (8|-1)$"):
+            refused()
+    for weather in ({"delay_ms": -1.0}, {"jitter_ms": float("nan")}, {"loss_percent": 101.0}):
+        with pytest.raises(LabError, match="expected"):
+            lab.shake(**weather)
+    assert not lab.describe()["shaken"]
+    assert not lab.describe()["cut"]
 
 
 @pytest.mark.parametrize("end", ["down", "killed", "abandoned"])

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of labs.
+"""The command line of labs; knows how to ask and to print, and nothing of how labs work.
 
-    scripts/netlab up 4
-    scripts/netlab torchrun 2,2 -m detcomm verify --quick
-    scripts/netlab shake --delay 3 --jitter 2 --loss 1
-    scripts/netlab cut 1
-    scripts/netlab heal
-    scripts/netlab down
-
-Knows how to ask and to print, and nothing of how labs work.
+scripts/netlab up 4
+scripts/netlab torchrun 2,2 -m detcomm verify --quick
+scripts/netlab shake --delay 3 --jitter 2 --loss 1
+scripts/netlab cut 1
+scripts/netlab heal
+scripts/netlab down
 """
 
 import os
@@ -25,7 +23,13 @@ from tests.netlab.lab import Lab, is_up, remove
 
 _REST = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Several nodes on this machine, of network namespaces, with links that can be shaken and cut.",
+    epilog="docs/multinode.md has examples.",
+)
 
 LabOption = Annotated[str, typer.Option("--lab", envvar="NETLAB", help="The lab's name; labs do not see one another.")]
 NodesOption = Annotated[str, typer.Option(help="Which nodes, a list, in the order of their ranks; default: 0,1,...")]
@@ -36,7 +40,7 @@ NodeArgument = Annotated[int, typer.Argument(help="Its number, from 0.")]
 def main() -> None:
     """Run the command line; a lab's refusals are one line and exit code 2."""
     try:
-        app()
+        app(prog_name="scripts/netlab")
     except LabError as error:
         print(f"netlab: {error}", file=sys.stderr)
         sys.exit(2)

@@ -8,9 +8,16 @@ import os
 import shutil
 import subprocess
 from functools import cache
+from pathlib import Path
 
 _UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 _AS_ROOT_INSIDE = ("--user", "--map-root-user")
+
+_SETTINGS = (
+    "user.max_user_namespaces",
+    "kernel.unprivileged_userns_clone",  # Debian's
+    "kernel.apparmor_restrict_unprivileged_userns",  # Ubuntu's
+)
 
 
 class LabError(Exception):
@@ -39,4 +46,14 @@ def isolation() -> tuple[str, ...]:
         if done.returncode == 0:
             return command
         said.append(done.stderr.strip())
-    raise Unavailable(f"neither root nor user namespaces may make networks here: {'; '.join(said)}")
+    raise Unavailable(f"neither root nor user namespaces may make networks here: {'; '.join(said)}{_limits()}")
+
+
+def _limits() -> str:
+    """What the kernel's settings say about user namespaces: which of them an administrator might change."""
+    told = [f"{name} = {path.read_text().strip()}" for name in _SETTINGS if (path := _setting(name)).exists()]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _setting(name: str) -> Path:
+    return Path("/proc/sys") / name.replace(".", "/")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.netlab import wire
+from tests.netlab.isolation import LabError
 from tests.netlab.switch import MTU_BYTES, Switch, run_ip
 
 NAMESPACES = ("net", "uts", "ipc", "mount", "pid")
@@ -118,6 +119,8 @@ class Supervisor:
             message, files = request
             try:
                 answer = self._answer(connection, message, files)
+            except LabError as error:
+                answer = {"error": str(error)}
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
             finally:
@@ -126,6 +129,9 @@ class Supervisor:
                 wire.send(connection, answer)
 
     def _answer(self, connection: socket.socket, message: dict[str, Any], files: list[int]) -> dict[str, Any]:
+        node = message.get("node")
+        if node is not None and not 0 <= node < len(self.nodes):
+            raise LabError(f"expected a node from 0 to {len(self.nodes) - 1}, got {node}")
         match message.pop("do"):
             case "run":
                 return {"exit": self._run(connection, files, **message)}

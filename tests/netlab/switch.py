@@ -6,11 +6,13 @@ Connections live through a change from one to the other. Runs in the supervisor,
 """
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
+from tests.netlab.isolation import LabError
 from tests.netlab.shaker import Weather
 
 MTU_BYTES = 9000
@@ -41,7 +43,17 @@ class Switch:
         return self._shaker is not None
 
     def shake(self, delay_ms: float, jitter_ms: float, loss_percent: float) -> None:
-        """Have all frames delayed and lost from now on; with three zeros, no more."""
+        """Have all frames delayed and lost from now on; with three zeros, no more.
+
+        Raises:
+            LabError: a time below 0, or a loss that is no share.
+        """
+        if not (0 <= delay_ms < math.inf and 0 <= jitter_ms < math.inf):
+            raise LabError(
+                f"expected milliseconds of at least 0, got a delay of {delay_ms:g}, a jitter of {jitter_ms:g}"
+            )
+        if not 0 <= loss_percent <= 100:
+            raise LabError(f"expected a loss of 0 to 100 per cent, got {loss_percent:g}")
         self._apply(replace(self.weather, delay_ms=delay_ms, jitter_ms=jitter_ms, loss_percent=loss_percent))
 
     def cut(self, node: int) -> None:

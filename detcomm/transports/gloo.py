@@ -2,7 +2,9 @@
 """Steps over gloo's point-to-point messages, on a gloo context of detcomm's own. The only transport that needs torch.
 
 gloo matches messages of one tag between a pair in posting order. A wait that times out makes gloo close every
-connection of the context, on which the peers' waits fail too; ``abort`` uses that.
+connection of the context, on which the peers' waits fail too; ``abort`` uses that. But gloo does not tell those who
+wait for a message that is half sent or half received as its connection closes: they would sleep until their timeout.
+So a thread of this transport's waits in gloo, and ``exchange`` for that thread.
 """
 
 import threading
@@ -16,6 +18,7 @@ import torch
 from detcomm.errors import PeerTimeoutError, TransportError
 from detcomm.stock_gloo import unblock
 from detcomm.transports.base import Parcel, Transport
+from detcomm.transports.waiting_thread import WaitingThread
 
 _TAG = 1
 _SHORTEST_WAIT = timedelta(milliseconds=1)
@@ -23,6 +26,9 @@ _SHORTEST_WAIT = timedelta(milliseconds=1)
 
 _OVERTIME = timedelta(milliseconds=2)
 """Added to a wait, so that one that times out ends after the deadline and not a rounding before it."""
+
+_STUCK_S = 60.0
+"""gloo's waits end at their deadline; on a busy machine not to the second."""
 
 
 class GlooTransport(Transport):
@@ -40,6 +46,7 @@ class GlooTransport(Transport):
         self._group = group
         self._failure: str | None = None
         self._failing = threading.Lock()
+        self._waiting = WaitingThread(f"detcomm-gloo-{rank}")
 
     def exchange(self, sends: Sequence[Parcel], recvs: Sequence[Parcel], timeout_s: float) -> None:
         group = self._group
@@ -57,6 +64,11 @@ class GlooTransport(Transport):
                 works.append(post([torch.from_numpy(parcel.data)], parcel.peer, _TAG))
             except RuntimeError as error:
                 raise self._lost(parcel.peer, error) from error
+        if works:
+            self._waiting.run(lambda: self._wait(parcels, works, deadline, timeout_s), timeout_s + _STUCK_S)
+
+    def _wait(self, parcels: Sequence[Parcel], works: Sequence[Any], deadline: float, timeout_s: float) -> None:
+        """Wait for all of it; on this transport's thread."""
         for index, work in enumerate(works):
             left = timedelta(seconds=deadline - time.monotonic())
             try:
@@ -70,13 +82,15 @@ class GlooTransport(Transport):
         with self._failing:
             self._failure = self._failure or "the gloo transport is closed"
             self._group = None
+        self._waiting.close()
 
     def abort(self, reason: str) -> None:
         with self._failing:
             group, self._group = self._group, None
             self._failure = self._failure or reason
         if group is not None:
-            unblock(group)
+            unblock(group)  # before the caller goes on: from now on gloo touches no memory of its
+        self._waiting.abandon(TransportError(self._failure))
 
     def _lost(self, peer: int, error: RuntimeError) -> TransportError:
         if self._failure is not None:

@@ -115,8 +115,11 @@ def open_files() -> list[str]:
     return sorted(found)
 
 
-def left_behind(before: list[str], patience_s: float = 40.0) -> tuple[str, ...]:
-    """What is open now and was not before; gloo's own threads close what they held a little later."""
+def left_behind(before: list[str], patience_s: float = 100.0) -> tuple[str, ...]:
+    """What is open now and was not before; gloo's own threads close what they held a little later.
+
+    Where half of a message had come, that is at the timeout of its call.
+    """
     deadline = time.monotonic() + patience_s
     while True:
         gc.collect()  # errors hold the frames that they went through

@@ -19,7 +19,7 @@ from tests.netlab.lab import Lab
 
 BOUND_S = 30.0
 """For seeing a death, and for ending; two seconds are promised on a machine with enough cores."""
-NEVER_S = 150.0
+NEVER_S = 75.0
 """A timeout that no test waits for: what comes sooner is no timeout."""
 TIMEOUT_S = 4.0
 

@@ -2,7 +2,9 @@
 """The gloo transport between processes: order, empty and large messages, lost and late peers, abort."""
 
 import os
+import signal
 import threading
+import time
 from datetime import timedelta
 from itertools import count
 
@@ -18,6 +20,8 @@ from tests import launch
 from tests.launch import Died
 
 PATIENCE_S = 120.0
+NEVER_S = 90.0
+"""A timeout that nothing waits for: what ends sooner was woken."""
 
 
 def _store(world_size: int) -> dist.TCPStore:
@@ -115,6 +119,50 @@ def test_abort_wakes_this_rank_and_then_all_others() -> None:
     results = launch.run(3, _wait_and_abort)
     assert results[0] == "rank 2 is on fire"
     assert all("lost rank" in text for text in results[1:])
+
+
+MESSAGE_BYTES = 64 << 20
+
+
+def _lose_the_peer_within_a_message(rank: int, world_size: int) -> str:
+    """Rank 1 is killed as soon as the first of its bytes have come, and then the transport is told."""
+    transport = _connect(rank, world_size)
+    store = _store(world_size)
+    if rank == 1:
+        store.set("process", str(os.getpid()))
+        transport.exchange([Parcel(0, np.ones(MESSAGE_BYTES, dtype=np.uint8))], [], NEVER_S)
+        store.wait(["done"])
+        return ""
+    room = np.zeros(MESSAGE_BYTES, dtype=np.uint8)
+    peer = int(store.get("process"))
+
+    def kill_and_tell() -> None:
+        while not room[0]:
+            pass
+        os.kill(peer, signal.SIGKILL)
+        time.sleep(0.5)  # gloo sees the end of the connection
+        transport.abort("rank 1 died")
+
+    killer = threading.Thread(target=kill_and_tell)
+    killer.start()
+    started = time.monotonic()
+    try:
+        transport.exchange([], [Parcel(1, room)], NEVER_S)
+    except TransportError as error:
+        is_woken = time.monotonic() - started < NEVER_S
+        return f"{error}; half received: {not room[-1]}; woken: {is_woken}"
+    finally:
+        killer.join()
+    return "whole"
+
+
+def test_who_has_received_half_a_message_is_woken() -> None:
+    """gloo itself tells only those of whose message no byte has moved yet."""
+    for _ in range(10):  # on a busy machine the message may be whole before the kill
+        results = launch.run(2, _lose_the_peer_within_a_message, may_die=True)
+        if results[0] != "whole":
+            break
+    assert results[0] == "rank 1 died; half received: True; woken: True"
 
 
 def _check_contract(rank: int, world_size: int) -> None:

@@ -91,7 +91,11 @@ CASES = (
         _async_symmetric_memory,
         "torch's compiler fuses reduce-scatters into GEMMs over symmetric memory; turn off _micro_pipeline_tp",
     ),
-    _Case("nccl_ub", _on("nccl_ub"), "buffers are registered for NCCL's own reductions; ours have none; turn it off"),
+    _Case(
+        "nccl_ub",
+        _on("nccl_ub"),
+        "it allocates by NCCL, for NCCL's own reductions; turn it off, and see detcomm.symmetric_memory",
+    ),
     _Case(
         "use_sharp",
         _on("use_sharp", "sharp_enabled_group"),

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import detcomm
+from detcomm.errors import UsageError
 from detcomm.options import Options
 from tests.gpu import cases as gpu_cases
 from tests.gpu.cases import Case
@@ -65,6 +66,30 @@ def _mixed(rank: int, world_size: int, device: str) -> str:
             num_compared += 1
         _backend(device).deregister_mem_pool(pool)
     return f"{num_compared} calls equal the oracle, with tensors of no, some and all ranks in a pool"
+
+
+def expandable(rank: int, world_size: int) -> str:
+    """With expandable segments, which torch's pools have then: another kind is taken, or all ranks refuse alike."""
+    device = start(rank, world_size)
+    plain: Any = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(plain):
+        torch.empty(40 << 20, dtype=torch.uint8, device=device)
+    reason = ""
+    try:
+        _backend(device).register_mem_pool(plain)
+    except UsageError as error:
+        reason = str(error)
+    told: list[Any] = [None] * world_size
+    dist.all_gather_object(told, reason)
+    assert len(set(told)) == 1, told
+    with detcomm.symmetric_memory():
+        tensor = torch.ones(1 << 20, device=device)
+    assert _memory().regions.find(tensor.data_ptr(), tensor.nbytes) is not None
+    dist.all_reduce(tensor)
+    assert bool((tensor == world_size).all())
+    dist.barrier()
+    dist.destroy_process_group()
+    return f"expandable segments: a plain pool {reason or 'was registered'}; that of symmetric_memory was"
 
 
 def trained(rank: int, world_size: int) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from detcomm.cuda.peer_memory.virtual import DescriptorOffer, DescriptorRequest
 from detcomm.errors import TransportError
+from tests.fake_device_memory import num_descriptors
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def descriptors() -> Iterator[list[int]]:
 
 
 def _num_open() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return num_descriptors("memfd:test")
 
 
 def test_every_peer_gets_them_in_order(descriptors: list[int]) -> None:

@@ -2,7 +2,6 @@
 """Memory of the user that the ranks of a block map from each other: found, refused by all, taken back."""
 
 import ctypes
-import os
 import struct
 import threading
 import weakref
@@ -13,6 +12,7 @@ import pytest
 from detcomm.cuda.peer_memory.memory import PeerMemory
 from detcomm.cuda.peer_memory.regions import MAX_REGIONS, Place
 from detcomm.cuda.peer_memory.retirement import reclaim
+from tests.fake_device_memory import num_descriptors
 from tests.peer_ranks import TIMEOUT_S, PeerRanks
 
 
@@ -161,14 +161,14 @@ def test_memory_without_a_handle_is_shared_by_descriptors(refused: str, monkeypa
     whole = [_allocate(ranks, rank, 4096) for rank in range(3)]
     for address in (whole[0], whole[2]):
         ranks.node.allocations[address].is_virtual = True
-    num_descriptors = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors("memfd:fake")
     if refused:
         ranks.gpus[2].fails[refused] = 801
     more = _allocate(ranks, 2, 4096)
     parts: list[Any] = [[(whole[0] + 1024, 3072)], [], [(more, 4096), (whole[2], 4096)]]
     reasons = ranks.on_each(lambda rank: memories[rank].register(parts[rank], None, 60.0))
     assert len(set(reasons)) == 1
-    assert len(os.listdir("/proc/self/fd")) == num_descriptors + 1, "only what the fake holds itself"
+    assert num_descriptors("memfd:fake") == before + 1, "only what the fake holds itself"
     if refused:
         assert f"rank 2: CUDA driver: {'cuIpcGetMemHandle' if 'Export' in refused else refused}" in reasons[0]
         assert refused in reasons[0]

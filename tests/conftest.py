@@ -16,12 +16,17 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 def pytest_configure() -> None:
     """Before any test module is imported, and inherited by all processes that tests start."""
     transport = os.environ.get("DETCOMM_TEST_TRANSPORT")  # for groups that name none; see the Makefile
+    ranks_per_host = os.environ.get("DETCOMM_TEST_RANKS_PER_HOST")
     for name in list(os.environ):
         # Which build of the native library is tested is no option of a group.
         if name.startswith(("DETCOMM_", "NCCL_")) and not name.startswith("DETCOMM_NATIVE"):
             del os.environ[name]
     if transport is not None:
         os.environ["DETCOMM_TRANSPORT"] = transport
+    if ranks_per_host is not None:
+        from tests import launch
+
+        launch.RANKS_PER_HOST = int(ranks_per_host)
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 

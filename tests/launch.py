@@ -36,6 +36,9 @@ TIMEOUT_S = 180.0
 GRACE_S = 20.0
 """How long ranks may take to end after another one failed; a loaded machine needs some seconds for it."""
 
+RANKS_PER_HOST: int | None = None
+"""So many neighbours say that they share a host, and that others are on another one; ``None``: all see the truth."""
+
 Environment = Mapping[str, str | None]
 """Variables to set on a rank; ``None`` removes one."""
 
@@ -164,7 +167,8 @@ class Ranks:
         self._folder.cleanup()
 
     def _environment(self, rank: int) -> dict[str, str | None]:
-        return {
+        host = {} if RANKS_PER_HOST is None else {"DETCOMM_HOST_ID": f"host{rank // RANKS_PER_HOST}"}
+        return host | {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self.world_size),

@@ -11,6 +11,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -88,7 +89,8 @@ def connect(site: Site, options: Options) -> Transport:
 
     Raises:
         UsageError: the transport named in the options cannot connect these hosts.
-        TransportError: no candidate worked; the same text on every rank, naming ranks and reasons.
+        TransportError: no candidate worked, or the first did not and warnings are errors; the same text on every
+            rank, naming ranks and reasons.
         PeerTimeoutError: ranks did not answer; names them.
     """
     if site.world_size == 1:
@@ -104,9 +106,17 @@ def connect(site: Site, options: Options) -> Transport:
         except TransportError as error:
             if number + 1 == len(names):
                 raise
-            if site.rank == 0:
-                warnings.warn(f"{error}; falling back to {names[number + 1]}", RuntimeWarning, stacklevel=2)
+            try:
+                _announce(f"{error}; falling back to {names[number + 1]}", aloud=site.rank == 0)
+            except RuntimeWarning as forbidden:
+                raise error from forbidden
     raise AssertionError("there is always a last candidate")
+
+
+def _announce(text: str, *, aloud: bool) -> None:
+    """Warn on one rank. Where a filter makes the warning an error all ranks raise it: none may go on alone."""
+    with nullcontext() if aloud else warnings.catch_warnings(record=True):
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 class _Attempt:

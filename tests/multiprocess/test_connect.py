@@ -6,6 +6,7 @@ import re
 import warnings
 from contextlib import closing
 from datetime import timedelta
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -66,7 +67,9 @@ def test_all_ranks_get_the_same_transport_and_the_promised_bits(transport: str, 
     assert results == [(name, expected.tobytes())] * world_size
 
 
-def _fail_on(rank: int, world_size: int, broken: int, transport: str, hosts: str) -> tuple[str, str]:
+def _fail_on(
+    rank: int, world_size: int, broken: int, transport: str, hosts: str, action: Literal["always", "error"] = "always"
+) -> tuple[str, str]:
     """Connect while shared memory is broken on one rank: the transport's name or the error, and the warning."""
 
     def refuse(world_size: int, chunk_bytes: int | None) -> None:
@@ -75,7 +78,7 @@ def _fail_on(rank: int, world_size: int, broken: int, transport: str, hosts: str
     if rank == broken:
         shared_memory_rendezvous._make_segment = refuse
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter(action)
         try:
             with closing(connect(_site(rank, hosts), Options(transport=transport))) as connected:
                 outcome = connected.name
@@ -104,6 +107,14 @@ def test_a_failure_of_one_rank_makes_all_fall_back_and_is_announced_once(hosts: 
 @needs_native
 def test_a_transport_asked_for_by_name_has_no_fallback_and_one_text_on_all_ranks() -> None:
     results = launch.run(3, _fail_on, 1, "shared_memory", "aaa")
+    (outcome,) = {outcome for outcome, _ in results}
+    assert outcome.startswith("TransportError: group test: transport shared_memory does not work: ")
+    assert "rank 1: there is no memory here" in outcome
+
+
+@needs_native
+def test_where_warnings_are_errors_no_rank_falls_back() -> None:
+    results = launch.run(3, _fail_on, 1, "auto", "aaa", "error")
     (outcome,) = {outcome for outcome, _ in results}
     assert outcome.startswith("TransportError: group test: transport shared_memory does not work: ")
     assert "rank 1: there is no memory here" in outcome

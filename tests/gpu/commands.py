@@ -28,7 +28,11 @@ def run(calls: tuple[tuple[int, tuple[str, ...]], ...], num_ranks: int, patience
     lines = []
     for code, arguments in calls:
         command = [sys.executable, "-m", "detcomm", *arguments, "--device", "cuda", "--nproc", str(num_ranks)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience_s)
+        try:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience_s)
+        except subprocess.TimeoutExpired as late:
+            so_far = bytes(late.stdout or b"").decode()[-4000:]
+            raise AssertionError(f"not done in {patience_s:g} s: {' '.join(command[2:])}\n{so_far}") from None
         told = done.stdout.splitlines()
         assert done.returncode == code, "\n".join([f"exit code {done.returncode}", *told[-20:], done.stderr[-3000:]])
         lines += [f"$ detcomm {' '.join(command[3:])}", *told]

@@ -21,7 +21,7 @@ torch's wheel and which nobody here wrote, on stock gloo and on detcomm.
 
 Many of the tests ask for a stock backend by name. They run on detcomm under an alias: the suite and torch's Python
 side believe in `gloo` or `mpi`, and the groups are detcomm's. Under an alias no profiler events are looked for: they
-bear the name that torch's C++ gives them. A `nccl` alias would open nothing here, since those tests want GPUs.
+bear the name that torch's C++ gives them. Tests that ask for `nccl` want GPUs: [gpu.md](gpu.md) has those.
 
 The bar: no test fails or errs, and each test that gloo passes is passed by detcomm under one of its names. Exceptions
 stand in `tests/torch_suite/exceptions.json`, each with its reason; `make conformance` fails at anything else.

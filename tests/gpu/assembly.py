@@ -38,10 +38,10 @@ def wrong_instructions(machine_code: str) -> list[str]:
     return sorted(name for name in names if _FUSES.match(name) or _FLUSHES.match(name))
 
 
-def sums(compilers: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def sums(compilers: tuple[str, ...], kinds: tuple[tuple[str, int], ...] = SUMS) -> Iterator[tuple[str, str]]:
     """Machine code of sums by compiler, architecture and type."""
     for architecture in ARCHITECTURES:
-        for dtype, num_inputs in SUMS:
+        for dtype, num_inputs in kinds:
             spec = FoldSpec(ReduceOp.SUM, DType(dtype), "float32", "tree", (True,) * num_inputs, True, num_inputs)
             defines = "".join(f"#define {name} {value}\n" for name, value in fold_defines(spec).items())
             text = f'{defines}#include "fold.cu"\n'

@@ -262,9 +262,12 @@ def test_the_assembly_says_how_each_operation_rounds(
     reason="no NVRTC or cuobjdump here: pip install nvidia-cuda-nvrtc nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm",
 )
 def test_the_machine_code_of_sums_neither_fuses_nor_flushes() -> None:
-    """And of an average, whose division is made of FMAs: so that the reader is known to see them."""
+    """As NVRTC makes it, and nvcc where there is one. The division of an average is made of FMAs, and they are seen."""
     for name, machine_code in assembly.sums(("NVRTC",)):
         assert assembly.wrong_instructions(machine_code) == [], name
+    if shutil.which("nvcc"):
+        for name, machine_code in assembly.sums(("nvcc",), assembly.SUMS[-1:]):
+            assert assembly.wrong_instructions(machine_code) == [], name
     spec = FoldSpec(ReduceOp.AVG, DType.FLOAT32, "float32", "tree", (True,) * 3, True, 3)
     defines = "".join(f"#define {name} {value}\n" for name, value in fold_defines(spec).items())
     average = cuda_compile.compile_text(f'{defines}#include "fold.cu"\n', "sm_90").cubin

@@ -40,7 +40,9 @@ class Kernels:
         compiler = kernels.compiler()
         self.fold, self.fold_blocks, self.copy = compiler.fold, compiler.fold_blocks, compiler.copy
         self.peer_fold, self.peer_copy, self.sync = compiler.peer_fold, compiler.peer_copy, compiler.sync
+        self.fused = compiler.fused
         self.fold_on_host = kernels.run_fold
+        self.bus, self.num_processors = f"bus-{device}", 132
 
     def make_current(self) -> None:
         pass

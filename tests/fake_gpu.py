@@ -44,6 +44,8 @@ MAIN_STREAM, SIDE_STREAM = 0xA0, 0xB0
 _COPY_KERNEL, _PEER_COPY_KERNEL, _SYNC_KERNEL = 1, 2, 3
 _PEER_FOLDS = 10_000
 """Added to the number of a fold whose operands may lie in peers' memory."""
+_FUSED = 20_000
+"""Added to the number of the fold of a whole call in one launch; alone for a call without one."""
 
 _I, _U, _P, _Z = ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t
 _TYPES = {
@@ -77,6 +79,7 @@ class Kernels:
         return Compiler(
             self._fold, lambda count, item_bytes: 1 + count * item_bytes // 4096, self._copy, lambda _: 1,
             lambda spec: self._fold(spec) + _PEER_FOLDS, lambda: _PEER_COPY_KERNEL, lambda _: 1, lambda: _SYNC_KERNEL,
+            lambda spec: _FUSED + (0 if spec is None else self._fold(spec)),
         )  # fmt: skip
 
     def _fold(self, spec: FoldSpec) -> int:
@@ -216,6 +219,8 @@ class FakeGpu:
         elif kernel == _SYNC_KERNEL:
             assert (grid_x, grid_y) == (1, 1)
             host_kernels.sync()(parameters[0])
+        elif kernel >= _FUSED:
+            host_kernels.fused(self.kernels.specs[kernel - _FUSED])(parameters[0], grid_x)
         elif kernel >= _PEER_FOLDS:
             fake_peer_kernels.fold(self.kernels, kernel - _PEER_FOLDS, parameters)
         else:

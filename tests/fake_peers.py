@@ -11,14 +11,16 @@ from detcomm.call import Call
 from detcomm.collectives import Collective
 from detcomm.cuda import native
 from detcomm.cuda.bounded_plan import bounded_plan
+from detcomm.cuda.peer.fused import SLICE_BYTES, forms_of, make_fused_program
 from detcomm.cuda.peer.layout import Layout
 from detcomm.cuda.peer.program import NOTHING, InPlace, make_peer_program
 from detcomm.cuda.program import Program
 from detcomm.options import Options
+from detcomm.plan import Plan
 from tests import fake_gpu
 
-PAD_BYTES = 4096
-STAGING_BYTES = 1 << 20
+PAD_BYTES = 64 << 10
+STAGING_BYTES = 4 << 20
 _MAX_REGIONS = 256
 
 
@@ -61,10 +63,7 @@ class Peers:
 
     def programs(self, call: Call, options: Options, in_place: Sequence[InPlace] | None = None) -> list[Program]:
         """Of all ranks."""
-        plans = [
-            bounded_plan(call, rank, self.world_size, options, self.block_size, self.staging_bytes)
-            for rank in range(self.world_size)
-        ]
+        plans = self.plans(call, options)
         layouts = [Layout(plan, set(self.block_of(plan.rank)) - {plan.rank}) for plan in plans]
         return [
             make_peer_program(
@@ -76,6 +75,19 @@ class Peers:
             for plan in plans
         ]
 
+    def plans(self, call: Call, options: Options) -> list[Plan]:
+        """Of all ranks."""
+        room = self.staging_bytes - 16 * SLICE_BYTES
+        ranks = range(self.world_size)
+        return [bounded_plan(call, rank, self.world_size, options, self.block_size, room) for rank in ranks]
+
+    def fused_programs(self, call: Call, options: Options, num_blocks: int) -> list[Program] | None:
+        """Of all ranks, if their plans have the form."""
+        forms = forms_of(dict(enumerate(self.plans(call, options))))
+        if forms is None:
+            return None
+        return [make_fused_program(forms, rank, self.kernels.compiler(), num_blocks) for rank in forms]
+
     def run(
         self,
         call: Call,
@@ -84,12 +96,14 @@ class Peers:
         in_place: bool = False,
         symmetric: Sequence[InPlace] | None = None,
         region: int = 1,
+        programs: list[Program] | None = None,
     ) -> Outcome:
         """One call on every rank.
 
         Args:
             in_place: whether input and output are the same memory.
             symmetric: which tensors of each rank peers have mapped.
+            programs: of all ranks; by default those of ``programs``.
         """
         memories, outputs = [], []
         for rank in range(self.world_size):
@@ -99,7 +113,7 @@ class Peers:
             outputs.append(memory[start : start + size] if in_place else np.full(size, 0x5A, np.uint8))
             memories.append(memory)
             self._publish(rank, (memory, outputs[rank]), symmetric, region)
-        made = self.programs(call, options, symmetric)
+        made = programs or self.programs(call, options, symmetric)
         for gpu in self.gpus:
             gpu.calls.clear()
         errors: list[BaseException] = []
@@ -135,6 +149,9 @@ class Peers:
             table=self.tables[rank].ctypes.data,
             words=self.words[rank].ctypes.data,
             patience_ns=int(patience_s * 1e9),
+            fused_offset=self.staging_bytes - 16 * SLICE_BYTES,
+            slice_bytes=SLICE_BYTES,
+            pad_bytes=1024,
             index=rank - block[0],
             num_peers=len(block),
         )

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from detcomm.cuda import compile as cuda_compile
+from detcomm.cuda.kernels import fold_defines
+from detcomm.fold_spec import FoldSpec
 
 COMPILER = shutil.which("g++") or shutil.which("c++")
 _DEVICE = Path(__file__).parent / "cuda_host" / "device.cuh"
@@ -47,6 +49,51 @@ def build(folder: Path, text: str, *more_flags: str) -> ctypes.CDLL:
         pytest.skip("this compiler has no _Float16")
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(library))
+
+
+_FUSED_DRIVER = """
+#include "peer_fused.cu"
+constexpr u32 kThreads = 24;
+template <class Each>
+static bool all(Here here, Each each) {
+  bool all_true = true;
+  for (here.thread = 0; here.thread < kThreads; ++here.thread) all_true &= each(here);
+  return all_true;
+}
+static bool round(const Fused& fused, const Here& here) {
+  all(here, [&](const Here& at) { tell_ready(fused, at); return true; });
+  return all(here, [&](const Here& at) { return await_ready(fused, at); });
+}
+static void run_block(const Fused& fused, const Here& here) {
+  if (!all(here, [&](const Here& at) { return is_free(fused, at); })) return;
+  all(here, [&](const Here& at) { stage(fused, at); return true; });
+  if (!round(fused, here)) return;
+  all(here, [&](const Here& at) { reduce(fused, at); return true; });
+  if (fused.num_rounds == 2 && !round(fused, here)) return;
+  all(here, [&](const Here& at) { fetch(fused, at); return true; });
+  all(here, [&](const Here& at) { tell_done(fused, at); return true; });
+}
+extern "C" void run_fused(const Fused* fused, u32 num_blocks) {
+  for (u32 block = 0; block < num_blocks; ++block) run_block(*fused, {block, num_blocks, 0, kThreads});
+}
+"""
+
+
+@cache
+def fused(spec: FoldSpec | None) -> Any:
+    """``peer_fused.cu`` for a fold: called with the address of its parameter and its blocks.
+
+    These take turns: block b waits for the peers' block b alone, so on all ranks the first one comes first.
+    """
+    defines = "" if spec is None else "".join(f"#define {name} {value}\n" for name, value in fold_defines(spec).items())
+    folder = Path(tempfile.mkdtemp(prefix="detcomm-host-kernels-"))
+    try:
+        function = build(folder, defines + _FUSED_DRIVER).run_fused
+    finally:
+        shutil.rmtree(folder)
+    function.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
+    function.restype = None
+    return function
 
 
 @cache

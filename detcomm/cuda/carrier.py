@@ -6,6 +6,7 @@ what is in it.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from detcomm.cuda.events import EventPool
@@ -13,7 +14,9 @@ from detcomm.cuda.kernels import Kernels
 from detcomm.cuda.libraries import capture_id, driver, nccl
 from detcomm.cuda.native_call import NativeCall, Order, Streams
 from detcomm.cuda.nccl import NcclCommunicator
-from detcomm.cuda.peer.path import STAGING_BYTES, PeerPath
+from detcomm.cuda.peer.fused import MOST_BLOCKS
+from detcomm.cuda.peer.path import LEAST_FOR_FUSED, STAGING_BYTES, PeerPath
+from detcomm.cuda.peer.residency import agree_on_blocks, give_back
 from detcomm.cuda.peer_memory.connect import Refusal, connect_peer_memory
 from detcomm.cuda.prepared import Prepared, PreparedCalls
 from detcomm.cuda.program import failure_text
@@ -60,7 +63,13 @@ def connect_peers(member: Membership, kernels: Kernels) -> PeerPath | None:
         kernels.make_current, staging_bytes, member.failure, member.timeout_s,
     )  # fmt: skip
     if not isinstance(memory, Refusal):
-        return PeerPath(memory, member.timeout_s)
+        most_blocks = 0
+        if len(memory.ranks) == member.world_size and staging_bytes >= LEAST_FOR_FUSED:
+            most_blocks = agree_on_blocks(
+                member.store("blocks"), member.rank, member.world_size, kernels, MOST_BLOCKS, member.timeout_s,
+                lambda: member.failure() is not None,
+            )  # fmt: skip
+        return PeerPath(memory, member.timeout_s, most_blocks, partial(give_back, kernels.device, most_blocks))
     if options.cuda_transport == "peer":
         raise UsageError(f"group {member.name}: cuda_transport=peer, but its ranks share no memory: {memory.reason}")
     return None
@@ -82,8 +91,9 @@ class Carrier:
         self.peers = None if mover is not None else connect_peers(member, kernels)
         staging_bytes = None if self.peers is None else self.peers.staging_bytes
         self.calls = PreparedCalls(
-            member.rank, member.world_size, member.options, member.block_size, kernels, staging_bytes
-        )
+            member.rank, member.world_size, member.options, member.block_size, kernels, staging_bytes,
+            0 if self.peers is None else self.peers.most_blocks,
+        )  # fmt: skip
         reaches_all = member.world_size == 1 or (self.peers is not None and len(self.peers.ranks) == member.world_size)
         self.nccl: NcclCommunicator | None = None
         if not reaches_all and mover is None:
@@ -122,7 +132,9 @@ class Carrier:
         peers = 0
         if self.peers is not None:
             seat = self.peers.seat(call.staging_bytes, capture)
-            program = self.calls.variant(call, self.peers.leave_in_place(seat, call, buffers[0], buffers[1]))
+            if capture or not call.is_fused:
+                in_place = self.peers.leave_in_place(seat, call, buffers[0], buffers[1])
+                program = self.calls.variant(call, in_place, bool(capture))
             buffers, peers = (buffers[0], buffers[1], seat.scratch), seat.address
         comm = 0 if self.nccl is None else self.nccl.handle or 0
         if not self.native.issue(program, comm, streams, buffers, order, done, peers):

@@ -96,6 +96,10 @@ class Kernels:
 
     Args:
         device: its number in this process.
+
+    Attributes:
+        bus: where it sits in its host; equal for processes that share it.
+        num_processors: its streaming multiprocessors.
     """
 
     def __init__(self, device: int) -> None:
@@ -107,6 +111,7 @@ class Kernels:
         self.context: int | None = context.value
         major, minor, self.num_processors = (self._attribute(handle.value, number) for number in (75, 76, 16))
         self.architecture = f"sm_{major}{minor}"
+        self.bus = "-".join(str(self._attribute(handle.value, number)) for number in (50, 33, 34))
         self._loaded: dict[tuple[str, ...], int] = {}
         self._lock = threading.Lock()
 
@@ -129,6 +134,10 @@ class Kernels:
     def sync(self) -> int:
         """The kernel that tells peers and waits for them."""
         return self._kernel("peer_sync.cu", "dc_peer_sync", {})
+
+    def fused(self, spec: FoldSpec | None) -> int:
+        """The kernel of a whole short call and its fold; ``None`` for a rank that folds nothing."""
+        return self._kernel("peer_fused.cu", "dc_peer_fused", {} if spec is None else fold_defines(spec))
 
     def premultiply(self, dtype: DType) -> int:
         """The kernel of a sender of PREMUL_SUM."""

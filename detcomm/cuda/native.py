@@ -22,7 +22,7 @@ MAX_COPIES = 64
 MAX_PEERS = 16
 MAX_PEER_OPERANDS = 128
 
-FOLD, COPY, EXCHANGE, RECORD, WAIT, GATHER, SYNC, PEER_FOLD, PEER_COPY = range(9)
+FOLD, COPY, EXCHANGE, RECORD, WAIT, GATHER, SYNC, PEER_FOLD, PEER_COPY, PEER_FUSED = range(10)
 
 FUNCTIONS = (
     "ncclGroupStart",
@@ -81,6 +81,9 @@ class CPeers(ctypes.Structure):
         ("words", _POINTER),
         ("patience_ns", ctypes.c_uint64),
         ("places", ctypes.c_uint64 * 2),
+        ("fused_offset", ctypes.c_uint64),
+        ("slice_bytes", ctypes.c_uint64),
+        ("pad_bytes", ctypes.c_uint64),
         ("index", ctypes.c_uint32),
         ("num_peers", ctypes.c_uint32),
     )
@@ -97,7 +100,8 @@ class COp(ctypes.Structure):
         ("num_sends", ctypes.c_uint32),
         ("num_blocks", ctypes.c_uint32),
         ("event", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("num_rounds", ctypes.c_uint32),
+        ("parts", ctypes.c_uint32 * 4),
         ("kernel", _POINTER),
         ("count", ctypes.c_uint64),
         ("divisor", ctypes.c_uint64),

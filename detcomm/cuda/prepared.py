@@ -10,6 +10,8 @@ from typing import NoReturn
 from detcomm.call import Call
 from detcomm.cuda.bounded_plan import bounded_plan
 from detcomm.cuda.kernels import Kernels, copy_blocks, peer_copy_blocks
+from detcomm.cuda.libraries import relaxed_capture
+from detcomm.cuda.peer.fused import FUSED_BYTES, SLICE_BYTES, blocks_for, forms_of, make_fused_program
 from detcomm.cuda.peer.layout import Layout
 from detcomm.cuda.peer.program import NOTHING, InPlace, make_peer_program
 from detcomm.cuda.program import Compiler, Program, make_program
@@ -30,9 +32,10 @@ class Prepared:
         program: ``None`` where there is nothing to exchange.
         scratch_bytes: that it needs, rounded up; none where ranks read each other's staging areas.
         staging_bytes: that the staging area of each rank of the block must have.
+        is_fused: whether the program is one launch, which calls in graphs do not take.
     """
 
-    __slots__ = ("call", "input_bytes", "output_bytes", "program", "scratch_bytes", "staging_bytes")
+    __slots__ = ("call", "input_bytes", "is_fused", "output_bytes", "program", "scratch_bytes", "staging_bytes")
 
     def __init__(self, call: Call, rank: int, program: Program | None, staging_bytes: int | None = None) -> None:
         size = call.dtype.itemsize
@@ -42,6 +45,7 @@ class Prepared:
         self.program = program
         scratch_bytes = 0 if program is None or staging_bytes is not None else program.scratch_bytes
         self.staging_bytes = staging_bytes or 0
+        self.is_fused = False
         self.scratch_bytes = -(-scratch_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
     def refuse(self, request: Request) -> NoReturn:
@@ -59,6 +63,7 @@ class PreparedCalls:
         block_size: ranks of one aligned block that share a host.
         kernels: compile and load what a program needs.
         staging_bytes: of the eager segment, where the ranks of a block read each other's memory.
+        most_blocks: that may wait for peers in one launch; 0: short calls go as others do.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class PreparedCalls:
         block_size: int,
         kernels: Kernels,
         staging_bytes: int | None = None,
+        most_blocks: int = 0,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
@@ -76,6 +82,7 @@ class PreparedCalls:
         self._block_size = block_size
         self._kernels = kernels
         self._staging_bytes = staging_bytes
+        self._most_blocks = most_blocks
         self._layouts = lru_cache(maxsize=_CACHED_PROGRAMS)(self._make_layouts)
         self._programs = lru_cache(maxsize=_CACHED_PROGRAMS)(self._make_program)
         self._known: dict[int, Prepared] = {}
@@ -113,14 +120,23 @@ class PreparedCalls:
         """Prepare a call that ``check`` has let through."""
         if len(self._known) >= _CACHED_CALLS:
             self._known.clear()
-        program = self._programs(call, NOTHING)
-        prepared = Prepared(call, self._rank, program, self._need(call))
+        fused = self._make_fused(call)
+        prepared = Prepared(call, self._rank, fused or self._programs(call, NOTHING), self._need(call))
+        prepared.is_fused = fused is not None
         self._known[id(call)] = prepared
         return prepared
 
-    def variant(self, prepared: Prepared, in_place: InPlace) -> Program:
-        """The program of a call whose memory peers may read where it lies."""
-        program = prepared.program if in_place is NOTHING else self._programs(prepared.call, in_place)
+    def variant(self, prepared: Prepared, in_place: InPlace, capturing: bool) -> Program:
+        """The program of a call that is not one launch, whose memory peers may read where it lies."""
+        if in_place is NOTHING and not prepared.is_fused:
+            program = prepared.program
+        else:
+            restore = relaxed_capture() if capturing else None  # kernels may have to be loaded
+            try:
+                program = self._programs(prepared.call, in_place)
+            finally:
+                if restore is not None:
+                    restore()
         assert program is not None, "nothing to exchange"
         return program
 
@@ -136,14 +152,28 @@ class PreparedCalls:
     def _make_program(self, call: Call, in_place: InPlace) -> Program | None:
         if self._world_size == 1 or not call.count:
             return None
-        kernels = self._kernels
-        compiler = Compiler(
-            kernels.fold, kernels.fold_blocks, kernels.copy, copy_blocks, kernels.peer_fold, kernels.peer_copy,
-            peer_copy_blocks, kernels.sync,
-        )  # fmt: skip
+        plan = self._plan(call, self._rank)
         if self._staging_bytes is None:
-            return make_program(self._plan(call, self._rank), compiler)
-        return make_peer_program(self._plan(call, self._rank), self._layouts(call), compiler, in_place)
+            return make_program(plan, self._compiler())
+        return make_peer_program(plan, self._layouts(call), self._compiler(), in_place)
+
+    def _compiler(self) -> Compiler:
+        kernels = self._kernels
+        return Compiler(
+            kernels.fold, kernels.fold_blocks, kernels.copy, copy_blocks, kernels.peer_fold, kernels.peer_copy,
+            peer_copy_blocks, kernels.sync, kernels.fused,
+        )  # fmt: skip
+
+    def _make_fused(self, call: Call) -> Program | None:
+        """The call in one launch, if all ranks' plans have the form for it."""
+        message_bytes = call.count * call.dtype.itemsize
+        if not self._most_blocks or not 0 < message_bytes <= FUSED_BYTES:
+            return None
+        forms = forms_of({rank: self._plan(call, rank) for rank in range(self._world_size)})
+        num_blocks = blocks_for(message_bytes, self._most_blocks)
+        if forms is None or max(form.slice_bytes(num_blocks) for form in forms.values()) > SLICE_BYTES:
+            return None
+        return make_fused_program(forms, self._rank, self._compiler(), num_blocks)
 
     def _make_layouts(self, call: Call) -> dict[int, Layout]:
         """Of all ranks of the block, computed here from their plans."""

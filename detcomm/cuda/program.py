@@ -75,6 +75,7 @@ class Compiler(NamedTuple):
         peer_copy: as ``copy``, for sources in peers' memory.
         peer_copy_blocks: as ``copy_blocks``, for few long copies.
         sync: the kernel that tells peers and waits for them.
+        fused: the kernel of a whole short call, with its fold or without one.
     """
 
     fold: Callable[[FoldSpec], int]
@@ -85,6 +86,7 @@ class Compiler(NamedTuple):
     peer_copy: Callable[[], int]
     peer_copy_blocks: Callable[[int], int]
     sync: Callable[[], int]
+    fused: Callable[[FoldSpec | None], int]
 
 
 def make_program(plan: Plan, compiler: Compiler) -> Program:
@@ -142,7 +144,8 @@ class Builder:
             self.add_step(index, step)
         self.finish()
         ops = ordered(self.items) if two_streams else [item.op for item in self.items]
-        return self._pack(ops, two_streams)
+        counts = _counts(self.plan.world_size, self.items)
+        return program_of(self.plan, ops, self.items, two_streams, self.scratch_bytes(), counts)
 
     def is_pipelined(self) -> bool:
         """Whether exchanges follow each other without a pause for folds: the plan has several pieces."""
@@ -233,48 +236,54 @@ class Builder:
         """What a region of this rank clashes with."""
         return place(self.plan.call, self.plan.rank, region)
 
-    # -- arrays -------------------------------------------------------------------------------------------------
 
-    def _pack(self, ops: list[COp], two_streams: bool) -> Program:
-        regions: list[CRegion] = []
-        signals: list[CSignal] = []
-        for item in self.items:
-            item.op.first_region = len(signals) if item.signals else len(regions)
-            item.op.num_regions = len(item.signals or item.regions)
-            regions += item.regions
-            signals += item.signals
-        c_ops, c_regions, c_signals = _array(COp, ops), _array(CRegion, regions), _array(CSignal, signals)
-        structure = CProgram(
-            ctypes.cast(c_ops, ctypes.POINTER(COp)),
-            ctypes.cast(c_regions, ctypes.POINTER(CRegion)),
-            ctypes.cast(c_signals, ctypes.POINTER(CSignal)),
-            len(ops),
-            len(regions),
-        )
-        address = ctypes.addressof(structure)
-        arrays = (c_ops, c_regions, c_signals)
-        return Program(self.plan, structure, address, *arrays, two_streams, self.scratch_bytes(), self._counts())
+def program_of(
+    plan: Plan, ops: Sequence[COp], items: Sequence[Item], two_streams: bool, scratch_bytes: int, counts: Counts
+) -> Program:
+    """Operations as arrays.
 
-    def _counts(self) -> Counts:
-        def of(*kinds: int) -> list[Item]:
-            return [item for item in self.items if item.op.kind in kinds]
+    Args:
+        ops: those of the items, and what orders them.
+    """
+    regions: list[CRegion] = []
+    signals: list[CSignal] = []
+    for item in items:
+        item.op.first_region = len(signals) if item.signals else len(regions)
+        item.op.num_regions = len(item.signals or item.regions)
+        regions += item.regions
+        signals += item.signals
+    c_ops, c_regions, c_signals = _array(COp, ops), _array(CRegion, regions), _array(CSignal, signals)
+    structure = CProgram(
+        ctypes.cast(c_ops, ctypes.POINTER(COp)),
+        ctypes.cast(c_regions, ctypes.POINTER(CRegion)),
+        ctypes.cast(c_signals, ctypes.POINTER(CSignal)),
+        len(ops),
+        len(regions),
+    )
+    address = ctypes.addressof(structure)
+    return Program(plan, structure, address, c_ops, c_regions, c_signals, two_streams, scratch_bytes, counts)
 
-        exchanges, gathers, syncs = of(native.EXCHANGE), of(native.GATHER), of(native.SYNC)
-        folds, copies = of(native.FOLD, native.PEER_FOLD), of(native.COPY, native.PEER_COPY)
-        gathered_bytes = (self.plan.world_size - 1) * _total(item.regions[0] for item in gathers)
-        sent = [item.regions[: item.op.num_sends] for item in exchanges]
-        received = [item.regions[item.op.num_sends :] for item in exchanges]
-        moved = [region for item in (*folds, *copies) for region in item.regions]
-        return Counts(
-            num_groups=len(exchanges) + len(gathers),
-            num_launches=len(folds) + len(copies) + len(syncs),
-            num_syncs=len(syncs),
-            sent_bytes=_total(chain.from_iterable(sent)) + gathered_bytes,
-            received_bytes=_total(chain.from_iterable(received)) + gathered_bytes,
-            folded_bytes=_total(region for item in folds for region in item.regions),
-            copied_bytes=_total(region for item in copies for region in item.regions),
-            peer_bytes=_total(region for region in moved if region.buffer >= PEER_STAGING),
-        )
+
+def _counts(world_size: int, items: Sequence[Item]) -> Counts:
+    def of(*kinds: int) -> list[Item]:
+        return [item for item in items if item.op.kind in kinds]
+
+    exchanges, gathers, syncs = of(native.EXCHANGE), of(native.GATHER), of(native.SYNC)
+    folds, copies = of(native.FOLD, native.PEER_FOLD), of(native.COPY, native.PEER_COPY)
+    gathered_bytes = (world_size - 1) * _total(item.regions[0] for item in gathers)
+    sent = [item.regions[: item.op.num_sends] for item in exchanges]
+    received = [item.regions[item.op.num_sends :] for item in exchanges]
+    moved = [region for item in (*folds, *copies) for region in item.regions]
+    return Counts(
+        num_groups=len(exchanges) + len(gathers),
+        num_launches=len(folds) + len(copies) + len(syncs),
+        num_syncs=len(syncs),
+        sent_bytes=_total(chain.from_iterable(sent)) + gathered_bytes,
+        received_bytes=_total(chain.from_iterable(received)) + gathered_bytes,
+        folded_bytes=_total(region for item in folds for region in item.regions),
+        copied_bytes=_total(region for item in copies for region in item.regions),
+        peer_bytes=_total(region for region in moved if region.buffer >= PEER_STAGING),
+    )
 
 
 def _array(kind: Any, values: Sequence[Any]) -> Any:

@@ -60,7 +60,10 @@ typedef enum dc_cuda_kind {
   DC_CUDA_GATHER = 5,   /* regions: what this rank gives, then the whole in rank order; one ncclAllGather */
   DC_CUDA_SYNC = 6,     /* signals: to peers, then waits for theirs; one block */
   DC_CUDA_PEER_FOLD = 7, /* as FOLD, and operands may lie in peers' memory */
-  DC_CUDA_PEER_COPY = 8  /* as COPY, and sources may lie in peers' memory */
+  DC_CUDA_PEER_COPY = 8, /* as COPY, and sources may lie in peers' memory */
+  DC_CUDA_PEER_FUSED = 9 /* a whole call; regions: what is staged; operands; if there are any, the output; what is fetched
+                            to; source and destination of copies. parts[] counts them. `staged` is an offset in a slice
+                            of `peer`, whose operands are in buffer 3 */
 } dc_cuda_kind;
 
 typedef struct dc_cuda_region {
@@ -89,7 +92,10 @@ typedef struct dc_cuda_peers {
   void *words;         /* of the host: abort, error, ... */
   uint64_t patience_ns;
   uint64_t places[2];  /* where our input and output lie, as a region and an offset in it; 0: nowhere that peers can read */
-  uint32_t index;      /* of this rank */
+  uint64_t fused_offset; /* in each staging area, of the slices of PEER_FUSED */
+  uint64_t slice_bytes;  /* of one block */
+  uint64_t pad_bytes;    /* of one block's pad; the first is SYNC's */
+  uint32_t index;        /* of this rank */
   uint32_t num_peers;
 } dc_cuda_peers;
 
@@ -101,7 +107,8 @@ typedef struct dc_cuda_op {
   uint32_t num_sends;
   uint32_t num_blocks; /* of a kernel, in x */
   uint32_t event;
-  uint32_t reserved;
+  uint32_t num_rounds; /* of a PEER_FUSED: 2 if results go round */
+  uint32_t parts[4];   /* of a PEER_FUSED: regions that are staged, operands, fetched to; copies */
   void *kernel;
   uint64_t count;   /* elements of a fold */
   uint64_t divisor; /* what a fold that divides divides by */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program, operation by operation, handed to CUDA and NCCL.
 #include "detcomm_cuda.h"
+#include "peer_parameters.h"
 
 namespace {
 
@@ -13,32 +14,7 @@ struct Copies {
   uint64_t num_bytes[DC_CUDA_MAX_COPIES];
 };
 
-// native/kernels/peers.cuh has the same three.
-struct Source {
-  const void* address;  // unless `place` says otherwise
-  const void* place;    // of the word that holds the base of a peer's buffer, or 0 if the peer has staged it
-  uint64_t offset;      // behind that base
-};
-
-struct PeerCopies {
-  Source src[DC_CUDA_MAX_COPIES];
-  void* dst[DC_CUDA_MAX_COPIES];
-  uint64_t num_bytes[DC_CUDA_MAX_COPIES];
-};
-
-struct Sync {
-  void* pads[DC_CUDA_MAX_PEERS];
-  const void* table;
-  void* words;
-  uint64_t patience_ns;
-  uint64_t places[2];
-  uint32_t index;
-  uint32_t num_signals;
-  dc_cuda_signal signals[DC_CUDA_MAX_PEERS];
-};
-
 constexpr unsigned kSyncThreads = 32;
-constexpr uint64_t kResolvedOffset = 384;  // of a pad: Pad::resolved
 
 class Issue {
  public:
@@ -88,6 +64,7 @@ class Issue {
       case DC_CUDA_SYNC: return sync(op, stream);
       case DC_CUDA_PEER_FOLD: return peer_fold(op, stream);
       case DC_CUDA_PEER_COPY: return peer_copy(op, stream);
+      case DC_CUDA_PEER_FUSED: return peer_fused(op, stream);
       case DC_CUDA_RECORD: return check(functions_.cuEventRecord(call_.events[op.event], stream), "cuEventRecord");
       case DC_CUDA_WAIT: return wait(stream, call_.events[op.event]);
       default: return check(-1, "dc_cuda_issue: unknown kind of operation");
@@ -98,20 +75,7 @@ class Issue {
     return program_.regions[op.first_region + index];
   }
 
-  void* address(const dc_cuda_region& region) const {
-    return static_cast<unsigned char*>(call_.buffers[region.buffer]) + region.offset;
-  }
-
-  // Memory that this rank reads, its own or a peer's.
-  Source source(const dc_cuda_region& region) const {
-    if (region.buffer < 3) return {address(region), nullptr, 0};
-    const dc_cuda_peers& peers = *call_.peers;
-    const unsigned char* staging = static_cast<const unsigned char*>(peers.staging[region.peer]);
-    if (region.buffer == 3) return {staging + region.offset, nullptr, 0};
-    const unsigned char* resolved = static_cast<const unsigned char*>(peers.pads[peers.index]) + kResolvedOffset;
-    const void* place = resolved + 8 * (2 * region.peer + region.buffer - 4);
-    return {staging + region.staged, place, region.offset};
-  }
+  void* address(const dc_cuda_region& region) const { return address_of(call_, region); }
 
   bool launch(const dc_cuda_op& op, unsigned num_rows, void* stream, void** parameters, unsigned threads = kThreads) {
     return check(functions_.cuLaunchKernel(op.kernel, op.num_blocks, num_rows, 1, threads, 1, 1, 0, stream, parameters,
@@ -150,7 +114,7 @@ class Issue {
     }
     Source operands[DC_CUDA_MAX_PEER_OPERANDS];
     const uint32_t num_inputs = op.num_regions - 1;
-    for (uint32_t k = 0; k < num_inputs; ++k) operands[k] = source(region(op, k));
+    for (uint32_t k = 0; k < num_inputs; ++k) operands[k] = source_of(call_, region(op, k));
     void* output = address(region(op, num_inputs));
     uint64_t count = op.count;
     uint64_t divisor = op.divisor;
@@ -165,7 +129,7 @@ class Issue {
     }
     PeerCopies copies;
     for (uint32_t k = 0; k < num_copies; ++k) {
-      copies.src[k] = source(region(op, 2 * k));
+      copies.src[k] = source_of(call_, region(op, 2 * k));
       copies.dst[k] = address(region(op, 2 * k + 1));
       copies.num_bytes[k] = region(op, 2 * k).num_bytes;
     }
@@ -177,19 +141,16 @@ class Issue {
     if (call_.peers == nullptr || op.num_regions == 0 || op.num_regions > DC_CUDA_MAX_PEERS) {
       return check(-1, "dc_cuda_issue: sync");
     }
-    const dc_cuda_peers& peers = *call_.peers;
-    Sync sync = {};
-    for (uint32_t k = 0; k < peers.num_peers; ++k) sync.pads[k] = peers.pads[k];
-    sync.table = peers.table;
-    sync.words = peers.words;
-    sync.patience_ns = peers.patience_ns;
-    sync.places[0] = peers.places[0];
-    sync.places[1] = peers.places[1];
-    sync.index = peers.index;
-    sync.num_signals = op.num_regions;
-    for (uint32_t k = 0; k < op.num_regions; ++k) sync.signals[k] = program_.signals[op.first_region + k];
+    Sync sync = sync_of(program_, call_, op);
     void* parameters[] = {&sync};
     return launch(op, 1, stream, parameters, kSyncThreads);
+  }
+
+  bool peer_fused(const dc_cuda_op& op, void* stream) {
+    if (call_.peers == nullptr || num_rows_of(op) > kMostRows) return check(-1, "dc_cuda_issue: fused call");
+    Fused fused = fused_of(program_, call_, op);
+    void* parameters[] = {&fused};
+    return launch(op, 1, stream, parameters);
   }
 
   bool exchange(const dc_cuda_op& op, void* stream) {

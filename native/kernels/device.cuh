@@ -117,3 +117,11 @@ DC_DEVICE u64 clock_ns() {
 }
 DC_DEVICE void pause() { __nanosleep(20); }
 DC_DEVICE void join_warp() { __syncwarp(); }
+
+DC_DEVICE u32 block_index() { return blockIdx.x; }
+DC_DEVICE u32 num_blocks() { return gridDim.x; }
+DC_DEVICE u32 thread_index() { return threadIdx.x; }
+DC_DEVICE u32 block_threads() { return blockDim.x; }
+// What the threads of a block have written, the others see behind it.
+DC_DEVICE void join_block() { __syncthreads(); }
+DC_DEVICE bool any_in_block(bool mine) { return __syncthreads_or(mine) != 0; }

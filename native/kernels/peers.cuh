@@ -33,7 +33,9 @@ struct Pad {
   u32 awaited[kMostPeers];      // what was waited for
   u32 consumed[kMostPeers];     // what was told the peer by `done`
   u32 dead;                     // a wait has failed: nothing is told or waited for any more
+  u32 unused[47];
 };
+static_assert(sizeof(Pad) == 1024, "pads lie one behind the other, PAD_BYTES of detcomm/cuda/peer/path.py");
 
 // What one sync does with one peer.
 struct Signal {
@@ -46,11 +48,15 @@ struct Signal {
 };
 constexpr u32 kPublish = 1, kResolve = 2;
 
+struct Host {
+  u32* words;
+  u64 patience_ns;  // how long a peer is waited for
+};
+
 struct Sync {
   Pad* pads[kMostPeers];
   const u64* table;  // bases by index and region
-  u32* words;        // of the host
-  u64 patience_ns;
+  Host host;
   u64 places[2];
   u32 index;
   u32 num_signals;
@@ -65,22 +71,22 @@ DC_DEVICE bool has_come(const u32* word, u32 target) { return static_cast<s32>(l
 constexpr u32 kTurnsBetweenLooks = 256;  // at the clock, and at the host's memory, which takes a microsecond
 
 // False if it has not come in time, or the host wants an end; says so to the host once.
-DC_DEVICE bool wait_for(const u32* word, u32 target, u32 peer, u32 kind, const Sync& sync, Pad* own) {
+DC_DEVICE bool wait_for(const u32* word, u32 target, u32 peer, u32 kind, const Host& host, Pad* own) {
   u64 started = 0;
   for (u32 turn = 1; !has_come(word, target); ++turn) {
     pause();
     if (turn % kTurnsBetweenLooks != 0) continue;
-    if (load_relaxed(sync.words + kAbort) != 0 || load_relaxed(&own->dead) != 0) {
+    if (load_relaxed(host.words + kAbort) != 0 || load_relaxed(&own->dead) != 0) {
       store_relaxed(&own->dead, 1);
       return false;
     }
     const u64 now = clock_ns();
     if (started == 0) started = now;
-    if (now - started < sync.patience_ns) continue;
+    if (now - started < host.patience_ns) continue;
     if (exchange(&own->dead, 1) == 0) {
-      store_relaxed(sync.words + kErrorPeer, peer);
-      store_relaxed(sync.words + kErrorKind, kind);
-      store_release(sync.words + kError, 1);
+      store_relaxed(host.words + kErrorPeer, peer);
+      store_relaxed(host.words + kErrorKind, kind);
+      store_release(host.words + kError, 1);
     }
     return false;
   }
@@ -110,7 +116,7 @@ DC_DEVICE void wait(const Sync& sync, u32 k) {
   const u32 peer = signal.peer;
   if (signal.awaited != 0) {
     const u32 target = own->awaited[peer] += signal.awaited;
-    if (!wait_for(&own->ready[peer], target, peer, 1, sync, own)) return;
+    if (!wait_for(&own->ready[peer], target, peer, 1, sync.host, own)) return;
     if (signal.flags & kResolve) {
       for (int buffer = 0; buffer < 2; ++buffer) {
         const u64 place = load_relaxed(&own->places[peer][buffer]);
@@ -120,6 +126,6 @@ DC_DEVICE void wait(const Sync& sync, u32 k) {
     }
   }
   if (signal.most >= 0) {
-    wait_for(&own->done[peer], own->sent[peer] - static_cast<u32>(signal.most), peer, 2, sync, own);
+    wait_for(&own->done[peer], own->sent[peer] - static_cast<u32>(signal.most), peer, 2, sync.host, own);
   }
 }

@@ -14,6 +14,7 @@ from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda.bounded_plan import bounded_plan
 from detcomm.cuda.compile import compile_kernel
 from detcomm.cuda.kernels import PEERS, fold_defines
+from detcomm.cuda.peer.fused import FUSED_BYTES
 from detcomm.cuda.program import fold_spec
 from detcomm.options import Options
 from tests import inputs, oracle
@@ -98,7 +99,18 @@ def compile_together(all_cases: list[tuple[int, Case]], rank: int, num_ranks: in
             for fold in step.folds:
                 defines = fold_defines(fold_spec(fold, plan)) | (PEERS if by_peers else {})
                 wanted[str(defines)] = ("fold.cu", defines)
-    wanted |= {"copy": ("copy.cu", {}), "peer_copy": ("copy.cu", PEERS), "sync": ("peer_sync.cu", {})}
+                if (
+                    by_peers
+                    and case.count * fold_spec(fold, plan).dtype.itemsize <= FUSED_BYTES
+                    and len(fold.inputs) <= 8
+                ):
+                    wanted[f"fused {defines}"] = ("peer_fused.cu", fold_defines(fold_spec(fold, plan)))
+    wanted |= {
+        "copy": ("copy.cu", {}),
+        "peer_copy": ("copy.cu", PEERS),
+        "sync": ("peer_sync.cu", {}),
+        "fused": ("peer_fused.cu", {}),
+    }
     major, minor = torch.cuda.get_device_capability()
     for index, (file, defines) in enumerate(wanted.values()):
         if index % num_ranks == rank:

@@ -208,5 +208,5 @@ def test_the_header_agrees_with_its_view() -> None:
         names = [pointer or plain for pointer, plain in declared]
         assert names == [field[0] for field in structure._fields_], name
     kinds = dict(re.findall(r"DC_CUDA_([A-Z_]+) = (\d+)", text))
-    assert len(kinds) == 9
+    assert len(kinds) == 10
     assert all(getattr(native, kind) == int(value) for kind, value in kinds.items())

@@ -9,6 +9,7 @@ import pytest
 
 from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
+from detcomm.cuda.peer import residency
 from detcomm.errors import PeerTimeoutError, UsageError
 from detcomm.memory import DeviceMemory
 from detcomm.options import Options
@@ -190,3 +191,25 @@ def test_shards_are_even_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
     expected = inputs.bits(oracle.reduce(inputs.make("bfloat16", 4 * 331, 4), "bfloat16", "sum"))
     assert np.array_equal(np.concatenate(world.on_each(in_place)), expected)
+
+
+def test_short_calls_are_one_launch_unless_captured_or_the_gpu_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = inputs.make("float32", 1003, 2)
+    expected = inputs.bits(oracle.reduce(given, "float32", "sum"))
+    options = Options(cuda_transport="peer")
+    worlds = []
+    for num_left in (132, 4, 3):
+        monkeypatch.setattr(residency, "_held", dict.fromkeys(range(2), 132 - num_left))
+        worlds.append(world := World(2, options, monkeypatch, 2))
+        assert [communicator._carrier.peers.most_blocks for communicator in world.communicators] == [
+            {132: 16, 4: 4, 3: 0}[num_left]
+        ] * 2
+        for capture, launches in ((0, 1 if num_left > 3 else 4), (5, 4), (0, 1 if num_left > 3 else 4)):
+            for gpu in world.gpus:
+                gpu.capture = capture
+                gpu.calls.clear()
+            for output in run(world, CALL, given, capturing=bool(capture)):
+                assert np.array_equal(output, expected)
+            assert all(sum(name == "cuLaunchKernel" for name, *_ in gpu.calls) == launches for gpu in world.gpus)
+    world.on_each(lambda rank: worlds[-1].communicators[rank].close())
+    assert residency._held == {0: 129, 1: 129}

@@ -8,9 +8,11 @@ Knows addresses, neither plans nor tensors.
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import NamedTuple
 
 from detcomm.cuda.native import CPeers
+from detcomm.cuda.peer.fused import SLICE_BYTES
 from detcomm.cuda.peer.program import NOTHING, InPlace
 from detcomm.cuda.peer_memory.memory import PeerMemory, Segment
 from detcomm.cuda.prepared import Prepared
@@ -18,6 +20,12 @@ from detcomm.errors import PeerTimeoutError
 
 STAGING_BYTES = 32 << 20
 """Of the eager segment, if ``scratch_bytes`` is not less: three slots of the usual pieces, and some."""
+
+LEAST_FOR_FUSED = 8 << 20
+"""A staging area that has room for the slices of short calls beside the slots of others."""
+
+PAD_BYTES = 1024
+"""Of ``Pad`` in ``native/kernels/peers.cuh``: the first is that of syncs, then one for each block of short calls."""
 
 _GRAPH_BYTES = 2 << 20
 """Segments of graphs are multiples of this."""
@@ -46,15 +54,23 @@ class PeerPath:
 
     Args:
         timeout_s: how long the GPU waits for a peer.
+        most_blocks: that may wait for peers in one launch.
+        give_back: called when they do no more.
+
+    Attributes:
+        ranks: of the block, ascending.
+        staging_bytes: of the eager segment, without the slices of short calls.
     """
 
-    def __init__(self, memory: PeerMemory, timeout_s: float) -> None:
+    def __init__(self, memory: PeerMemory, timeout_s: float, most_blocks: int, give_back: Callable[[], None]) -> None:
+        self.most_blocks = most_blocks
+        self._give_back = give_back
         self.memory = memory
         self._timeout_s = timeout_s
         self._eager = [self._seat(memory.segment)]
         self._captured: dict[int, list[Seat]] = {}
         self.ranks = memory.ranks
-        self.staging_bytes = memory.segment.staging_bytes
+        self.staging_bytes = self._eager[0].staging_bytes
 
     def seat(self, num_bytes: int, capture: int) -> Seat:
         """What a call uses that stages so much.
@@ -98,18 +114,23 @@ class PeerPath:
 
     def close(self) -> None:
         """The GPU is done with it."""
+        self._give_back()
         self.memory.close()
 
     def _seat(self, segment: Segment) -> Seat:
         memory = self.memory
+        slices = self.most_blocks * SLICE_BYTES if segment is memory.segment else 0
         peers = CPeers(
             table=memory.regions.table,
             words=memory.words.device,
             patience_ns=int(self._timeout_s * 1e9),
+            fused_offset=segment.staging_bytes - slices,
+            slice_bytes=SLICE_BYTES,
+            pad_bytes=PAD_BYTES,
             index=memory.index,
             num_peers=len(memory.ranks),
         )
         for index, (staging, pad) in enumerate(zip(segment.staging, segment.pads, strict=True)):
             peers.staging[index], peers.pads[index] = staging, pad
         own = segment.staging[memory.index]
-        return Seat(own, segment.staging_bytes, peers, ctypes.addressof(peers))
+        return Seat(own, segment.staging_bytes - slices, peers, ctypes.addressof(peers))

@@ -68,6 +68,7 @@ std::int32_t dc_shm_run(dc_shm_group* group, const dc_shm_call* call, const void
 std::int32_t dc_shm_agree(dc_shm_group* group, const std::uint8_t* digest, double timeout_s) {
   return guarded(*group, timeout_s, [&]() -> dc_shm_status {
     group->show(digest, {-1, -1});
+    group->next_input_parity();  // as every collective does before its first barrier: they may disagree, and stay in step
     const dc_shm_status status = group->barrier();
     return status != DC_SHM_OK ? status : group->compare_digests();
   });

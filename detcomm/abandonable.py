@@ -26,14 +26,18 @@ class Abandonable(Generic[T]):
         self._made: list[T] = []
         self._ending = threading.Lock()
         self._is_abandoned = False
-        self.error: BaseException | None = None
-        """What the step raised."""
+        self._errors: list[BaseException] = []
+        self._has_failed = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
     def has_ended(self) -> bool:
         """Whether the step has made something or raised."""
-        return bool(self._made) or self.error is not None
+        return self._has_failed or bool(self._made)
+
+    def take_error(self) -> BaseException | None:
+        """What the step raised; to be asked once, since an error that is kept keeps all that its traceback names."""
+        return self._errors.pop() if self._errors else None
 
     def take_or_abandon(self) -> list[T]:
         """What was made; empty if there is nothing yet, and then it will be closed as soon as it is made."""
@@ -45,7 +49,8 @@ class Abandonable(Generic[T]):
         try:
             made = self._step()
         except BaseException as error:  # whoever waits gets it
-            self.error = error
+            self._errors.append(error)
+            self._has_failed = True
         else:
             with self._ending:
                 self._made.append(made)

@@ -24,6 +24,7 @@ DIRECT_WORLD_SIZE = 16
 """Up to so many ranks one exchange with everybody is quicker than several rounds."""
 
 _EQUAL, _DIFFERENT = 1, 0
+_REMAINDER_BYTES = 8
 
 
 class Agreement:
@@ -33,8 +34,8 @@ class Agreement:
         rank, world_size = transport.rank, transport.world_size
         self._transport = transport
         self._group_name = group_name
-        self._own: Bytes = np.zeros(HEADER_BYTES, dtype=np.uint8)
-        self._received = np.zeros((world_size, HEADER_BYTES), dtype=np.uint8)
+        self._own: Bytes = np.zeros(HEADER_BYTES + _REMAINDER_BYTES, dtype=np.uint8)
+        self._received = np.zeros((world_size, HEADER_BYTES + _REMAINDER_BYTES), dtype=np.uint8)
         self._peers = [peer for peer in range(world_size) if peer != rank]
         self._sends = [Parcel(peer, self._own) for peer in self._peers]
         self._recvs = [Parcel(peer, self._received[peer]) for peer in self._peers]
@@ -47,7 +48,9 @@ class Agreement:
             for distance in distances
         ]
 
-    def agree(self, sequence: int, header: bytes, texts: Sequence[str], timeout_s: float) -> None:
+    def agree(
+        self, sequence: int, header: bytes, texts: Sequence[str], timeout_s: float, remainder: int = 0
+    ) -> int | None:
         """Compare headers; return if all are equal.
 
         Args:
@@ -56,6 +59,10 @@ class Agreement:
             texts: the texts of this rank's calls, which are exchanged only to name the first difference between
                 coalesced calls.
             timeout_s: for all of it.
+            remainder: a number modulo 2^64 that rides on the header, and may differ between the ranks.
+
+        Returns:
+            The sum of all ranks' remainders; ``None`` in a large group, whose ranks do not see all headers.
 
         Raises:
             MismatchError: the same text on every rank.
@@ -64,10 +71,10 @@ class Agreement:
         deadline = time.monotonic() + timeout_s
         own = with_sequence(header, sequence)
         if self._transport.world_size > DIRECT_WORLD_SIZE and self._disseminate(own, deadline):
-            return
-        encoded = self._gather_headers(own, deadline)
+            return None
+        encoded, total = self._gather_headers(own, remainder, deadline)
         if encoded.count(own) == len(encoded):
-            return
+            return total
         reason = describe_difference(encoded)
         headers = [Header.decode(data) for data in encoded]
         known = [decoded for decoded in headers if decoded is not None]
@@ -89,12 +96,14 @@ class Agreement:
                 self._told[HEADER_BYTES] = _DIFFERENT
         return bool(self._told[HEADER_BYTES] == _EQUAL)
 
-    def _gather_headers(self, own: bytes, deadline: float) -> list[bytes]:
-        """The header of every rank."""
-        self._own[:] = np.frombuffer(own, dtype=np.uint8)
+    def _gather_headers(self, own: bytes, remainder: int, deadline: float) -> tuple[list[bytes], int]:
+        """The header of every rank, and the sum of what rode on them."""
+        self._own[:HEADER_BYTES] = np.frombuffer(own, dtype=np.uint8)
+        self._own[HEADER_BYTES:] = np.array([remainder], dtype=np.uint64).view(np.uint8)
         self._received[self._transport.rank] = self._own
         self._exchange(self._sends, self._recvs, deadline)
-        return [row.tobytes() for row in self._received]
+        total = int(np.ascontiguousarray(self._received[:, HEADER_BYTES:]).view(np.uint64).sum())
+        return [row[:HEADER_BYTES].tobytes() for row in self._received], total
 
     def _gather_texts(self, own: str, sizes: Sequence[int], deadline: float) -> list[list[str]]:
         """The texts of every rank's calls."""

@@ -21,7 +21,7 @@ from detcomm.work import PendingWork
 class Block:
     """An open block of one thread."""
 
-    def __init__(self, on_late: Callable[[PeerTimeoutError], None]) -> None:
+    def __init__(self, on_late: Callable[[PeerTimeoutError], object]) -> None:
         self.works: list[dist.Work] = []
         self.timeout_s = 0.0
         self._batches: list[Batch] = []

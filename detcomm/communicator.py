@@ -15,11 +15,13 @@ import numpy as np
 
 from detcomm.agreement import Agreement
 from detcomm.call import Call
+from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.errors import MismatchError, TransportError, UsageError
 from detcomm.executor import PreparedPlan
 from detcomm.fold import premultiply
-from detcomm.header import call_text, digest, header_for
+from detcomm.header import call_text, digest, header_for, header_of_movement
 from detcomm.memory import address, may_run_in_place
+from detcomm.movement_call import MovementCall
 from detcomm.options import Options
 from detcomm.planner import PlanOptions, make_plan
 from detcomm.request import Request, Requirements
@@ -27,6 +29,7 @@ from detcomm.transports.base import Bytes, NativeCollectives, PreparedCall, Tran
 
 CACHED_PLANS = 256
 _ALIGNMENT_BYTES = 64
+_WORD_SUM = Call(Collective.ALL_REDUCE, DType.UINT64, 1, ReduceOp.SUM)
 
 
 class _Prepared(NamedTuple):
@@ -145,6 +148,37 @@ class Communicator:
             raise self._numbered(error) from error
         except BaseException as error:
             self._give_up(error)
+
+    def agree(self, movement: MovementCall, remainder: int | None = None, *, timeout_s: float) -> int:
+        """Return when every rank has come here with the same movement, which is done by other means afterwards.
+
+        Args:
+            remainder: a number modulo 2^64, given by all ranks or by none.
+
+        Returns:
+            The sum of all ranks' remainders.
+
+        Raises:
+            MismatchError, TransportError: as ``run``.
+        """
+        if self._failure is not None:
+            raise TransportError(f"group {self.name} is unusable since an earlier error: {self._failure}")
+        self.sequence += 1
+        total: int | None
+        try:
+            if self._native:
+                return self._native.agree(movement.text(), timeout_s, remainder)
+            header = header_of_movement(movement, self._options.numerics_id, self._options_digest).encode()
+            total = self._agreement.agree(self.sequence, header, [movement.text()], timeout_s, remainder or 0)
+        except MismatchError as error:
+            raise (self._numbered(error) if self._native else error) from error
+        except BaseException as error:
+            self._give_up(error)
+        if total is None and remainder is not None:
+            word = np.array([remainder], dtype=np.uint64)
+            self.run(_WORD_SUM, word.view(np.uint8), word.view(np.uint8), timeout_s=timeout_s)
+            return int(word[0])
+        return total or 0
 
     def abort(self, reason: str) -> None:
         """End what runs on another thread, and refuse everything that comes later."""

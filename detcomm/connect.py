@@ -213,6 +213,7 @@ def _open_shared_memory(attempt: _Attempt) -> Transport:
         chunk_bytes=site.chunk_bytes,
         timeout_s=attempt.left_s,
         give_up=site.give_up,
+        names=ranks,
     )
 
 

@@ -15,17 +15,18 @@ import torch.distributed as dist
 
 from detcomm import text_agreement
 from detcomm.coalescing import Block, BlockWork
+from detcomm.collective_movement import CollectiveMovement
 from detcomm.direct_calls import DirectCalls
-from detcomm.errors import PeerTimeoutError, TransportError, UsageError
-from detcomm.faults import Fault
+from detcomm.errors import TransportError, UsageError
 from detcomm.group_creation import GroupCreation
 from detcomm.lazy_communicator import LazyCommunicator
 from detcomm.lazy_cuda import LazyCuda
-from detcomm.movement import Movement
+from detcomm.movement import Movement, Posting
 from detcomm.options import Options
+from detcomm.splits import Splits
 from detcomm.torch_calls import Batch
 from detcomm.watch import Membership, Progress
-from detcomm.work import FINISHED, FinishedWork, PendingWork
+from detcomm.work import FINISHED, FinishedWork, PendingWork, fresh
 from detcomm.worker import Worker
 
 DRAIN_S = 10.0
@@ -66,6 +67,8 @@ class Group:
         self._num_started = 0
         self._num_completed = 0
         self._blocks: dict[int, Block] = {}
+        asked = communicator if self.world_size > 1 else None
+        self._movements = CollectiveMovement(asked, self._worker, self.check_usable, self.check_may_wait, self.lost)
         self.direct = DirectCalls(self.world_size, self._worker, self._blocks, communicator, self.lost, self.cuda)
         self.failure: TransportError | None = None
         self._failing = threading.Lock()
@@ -73,7 +76,7 @@ class Group:
 
     def join(self, creation: GroupCreation) -> None:
         """Have the process's watch tell this group of faults elsewhere, and the others of faults here."""
-        self._membership = creation.hand_over(self._on_fault, self._progress)
+        self._membership = creation.hand_over(lambda fault: self.fail(fault.to_error()), self._progress)
 
     @property
     def sequence(self) -> int:
@@ -102,9 +105,7 @@ class Group:
         """Run a batch after all earlier ones: now, or on the group's thread, or at the end of an open block."""
         if self.failure is not None or self._closed:
             self.check_usable()
-        timeout_s = self.timeout_s
-        if timeout is not None and (own_s := timeout.total_seconds()) > 0:
-            timeout_s = own_s
+        timeout_s = self._timeout_s(timeout)
         if batch.tensors and batch.tensors[0].is_cuda:
             return self._reduce_on_gpu(name, batch, asynchronous, timeout_s)
         if self._blocks and (block := self._blocks.get(threading.get_ident())) is not None:
@@ -116,30 +117,40 @@ class Group:
         if not asynchronous:
             self._worker.run(partial(self._execute, batch, timeout_s))
             return FINISHED
-        pending = PendingWork(name, batch.results, self.check_may_wait, self.late)
-        self._worker.submit(partial(_settle, partial(self._execute, batch, timeout_s), pending.finish))
+        pending = PendingWork(name, batch.results, self.check_may_wait, self.lost)
+        self._worker.submit_and_tell(partial(self._execute, batch, timeout_s), pending.finish)
         return pending
 
-    def barrier(self, opts: Any, asynchronous: bool) -> dist.Work:
-        """Every rank has come, and everything that was issued here before is done."""
-        self.check_usable()
-        job = partial(self._barrier, opts)
-        if not asynchronous:
-            self._worker.run(job)
-            return FINISHED
-        pending = PendingWork("barrier", [], self.check_may_wait, self.late)
-        self._worker.submit(partial(_settle, job, pending.finish))
-        return pending
-
-    def moved(self, work: dist.Work, collective: bool = True) -> dist.Work:
-        """A movement that has been posted; an open block waits for it too.
+    def move(self, posting: Posting, opts: Any) -> dist.Work:
+        """Move data between all ranks: behind all earlier calls, once the ranks agree; an open block waits for it.
 
         Args:
-            collective: whether all ranks take part, as in all but sends and receives.
+            opts: torch's options object: whether the caller goes on before it has begun, and the call's own timeout.
         """
-        if collective:  # gloo carries it on even if this rank leaves
-            self._num_started += 1
-            self._num_completed += 1
+        if posting.on_gpu:
+            call = posting.call
+            said = None if call is None else lambda: (call.text(), posting.splits)
+            return self._in_block(self._issue_on_gpu(posting.post, said))
+        asynchronous, timeout_s = getattr(opts, "asyncOp", True), self._timeout_s(getattr(opts, "timeout", None))
+        return self._in_block(self._movements.run(posting, asynchronous, timeout_s))
+
+    def move_between_two(self, posting: Posting) -> dist.Work:
+        """A send or a receive, which is posted at once."""
+        return self._in_block(posting.post() if posting.on_gpu else self._movements.begin_now(posting))
+
+    def barrier(self, opts: Any) -> dist.Work:
+        """Every rank has come, and everything that was issued here before is done."""
+        self.check_usable()
+        timeout_s = self._timeout_s(opts.timeout)
+        prepare = partial(self.cuda.synchronize, timeout_s)
+        return self._movements.run(self.movement.barrier(opts), getattr(opts, "asyncOp", False), timeout_s, prepare)
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool) -> None:
+        """As gloo's, in its turn; the ranks do not agree on it before, since it tells itself who has not come."""
+        self.check_usable()
+        self._worker.run(partial(self.movement.inner.monitored_barrier, timeout, wait_all_ranks))
+
+    def _in_block(self, work: dist.Work) -> dist.Work:
         if self._blocks and (block := self._blocks.get(threading.get_ident())) is not None:
             block.works.append(work)
         return work
@@ -150,7 +161,7 @@ class Group:
         abandoned = self._blocks.pop(threading.get_ident(), None)
         if abandoned is not None:
             abandoned.abandon()
-        self._blocks[threading.get_ident()] = Block(self.late)
+        self._blocks[threading.get_ident()] = Block(self.lost)
 
     def close_block(self) -> dist.Work:
         """Run what this thread has issued since ``open_block``."""
@@ -163,13 +174,13 @@ class Group:
         )
         batch = block.close()
         if batch is not None:
-            pending = PendingWork("coalesced block", batch.results, self.check_may_wait, self.late)
+            pending = PendingWork("coalesced block", batch.results, self.check_may_wait, self.lost)
 
             def settle(error: BaseException | None = None) -> None:
                 block.finish(error)
                 pending.finish(error)
 
-            self._worker.submit(partial(_settle, partial(self._execute, batch, block.timeout_s), settle))
+            self._worker.submit_and_tell(partial(self._execute, batch, block.timeout_s), settle)
             works.append(pending)
         return works[0] if len(works) == 1 else BlockWork(works)
 
@@ -182,25 +193,21 @@ class Group:
         """A peer is lost: the group becomes unusable on all ranks. The error to raise, with the first cause."""
         with self._failing:
             if self.failure is not None:
-                return self.failure
+                return fresh(self.failure)
             if self._closed:
                 return error
         first = error
         if self._membership is not None:
             first = self._membership.report(error).to_error()
         self.fail(first)
-        return self.failure or first
-
-    def late(self, error: PeerTimeoutError) -> None:
-        """A caller's own patience is over."""
-        self.lost(error)
+        return fresh(self.failure or first)
 
     def fail(self, error: TransportError) -> None:
         """Make the group unusable, and wake every thread that waits in it. From any thread."""
         with self._failing:
             if self.failure is not None or self._closed:
                 return
-            self.failure = error
+            self.failure = fresh(error)  # not to be raised itself: its traceback would keep the group
         self.direct.close()
         if self._communicator is not None:
             self._communicator.abort(str(error))
@@ -241,12 +248,10 @@ class Group:
             self._communicator.close()
         self.movement.close()
 
-    def _on_fault(self, fault: Fault) -> None:
-        self.fail(fault.to_error())
-
     def _progress(self) -> Progress:
-        direct = self.direct
-        return Progress(self._num_started + direct.num_started, self._num_completed + direct.num_completed)
+        others = (self.direct, self._movements)
+        num_started = self._num_started + sum(other.num_started for other in others)
+        return Progress(num_started, self._num_completed + sum(other.num_completed for other in others))
 
     def _execute(self, batch: Batch, timeout_s: float) -> None:
         if self.failure is not None:
@@ -272,29 +277,23 @@ class Group:
         if self._blocks and (block := self._blocks.get(threading.get_ident())) is not None:
             work = block.add_on_gpu(name, batch, timeout_s)
             return work if asynchronous else FINISHED
+        issue = partial(self.cuda.reduce, name, batch, asynchronous, timeout_s)
+        return self._issue_on_gpu(issue, lambda: (batch.text, None))
+
+    def _issue_on_gpu(
+        self, issue: Callable[[], dist.Work], said: Callable[[], tuple[str, Splits | None]] | None
+    ) -> dist.Work:
+        """Issue a collective to the current stream; by option the hosts agree on what is said before, in their turn."""
         self._num_started += 1
         try:
-            if self._agrees_on_gpu:
-                text_agreement.agree(self.movement.inner, batch.text)
-            return self.cuda.reduce(name, batch, asynchronous, timeout_s)
+            if self._agrees_on_gpu and said is not None:
+                self._worker.run(partial(text_agreement.agree, self.movement.inner, *said()))
+            return issue()
         except TransportError as error:
             raise self.lost(error) from error
         finally:
             self._num_completed += 1
 
-    def _barrier(self, opts: Any) -> None:
-        self._num_started += 1
-        try:
-            self.cuda.synchronize(self.timeout_s)
-            self.movement.barrier(opts)
-        finally:
-            self._num_completed += 1
-
-
-def _settle(job: Callable[[], None], finish: Callable[[BaseException | None], None]) -> None:
-    error: BaseException | None = None
-    try:
-        job()
-    except BaseException as caught:  # whoever waits gets it
-        error = caught
-    finish(error)
+    def _timeout_s(self, own: timedelta | None) -> float:
+        """A call's own timeout, or the group's."""
+        return own_s if own is not None and (own_s := own.total_seconds()) > 0 else self.timeout_s

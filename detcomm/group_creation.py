@@ -65,7 +65,7 @@ class GroupCreation:
             self._changed.wait(_OWN_VERDICT_S)
         if made := started.take_or_abandon():
             return made[0]
-        raise self._cause(started.error)
+        raise self._cause(started.take_error())
 
     def hand_over(self, on_fault: Callable[[Fault], None], progress: Callable[[], Progress]) -> Membership:
         """The group is made, and answers for itself from now on."""

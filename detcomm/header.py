@@ -14,8 +14,10 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
+from detcomm import movement_call
 from detcomm.call import Call
 from detcomm.collectives import Collective, ReduceOp
+from detcomm.movement_call import MOVEMENTS, MovementCall
 
 HEADER_BYTES = 256
 VERSION = 1
@@ -30,10 +32,15 @@ _PADDING = bytes(HEADER_BYTES - _LAYOUT.size)
 
 # Part of the layout: a number is never given to another name.
 _COLLECTIVES = {
-    Collective.ALL_REDUCE: 1,
-    Collective.REDUCE_SCATTER: 2,
-    Collective.ALL_GATHER: 3,
-    Collective.REDUCE: 4,
+    Collective.ALL_REDUCE.value: 1,
+    Collective.REDUCE_SCATTER.value: 2,
+    Collective.ALL_GATHER.value: 3,
+    Collective.REDUCE.value: 4,
+    movement_call.BROADCAST: 5,
+    movement_call.GATHER: 6,
+    movement_call.SCATTER: 7,
+    movement_call.ALL_TO_ALL: 8,
+    movement_call.BARRIER: 9,
 }
 _OPS: dict[ReduceOp | None, int] = {
     None: 0,
@@ -47,7 +54,7 @@ _OPS: dict[ReduceOp | None, int] = {
     ReduceOp.BOR: 8,
     ReduceOp.BXOR: 9,
 }
-_COLLECTIVE_NAMES = {number: collective.value for collective, number in _COLLECTIVES.items()}
+_COLLECTIVE_NAMES = {number: name for name, number in _COLLECTIVES.items()}
 _OP_NAMES = {number: op.value if op else "" for op, number in _OPS.items()}
 
 
@@ -80,7 +87,7 @@ class Header:
 
     def encode(self) -> bytes:
         """The 256 bytes."""
-        collective = next(number for number, name in _COLLECTIVE_NAMES.items() if name == self.collective)
+        collective = _COLLECTIVES[self.collective]
         op = next(number for number, name in _OP_NAMES.items() if name == self.op)
         return (
             _LAYOUT.pack(
@@ -128,6 +135,8 @@ class Header:
 
     def text(self) -> str:
         """``all_reduce(sum, float32[1000])``, and how many more calls follow it in a coalesced block."""
+        if self.collective in MOVEMENTS:
+            return MovementCall(self.collective, self.dtype, self.count, self.root).text()
         op = f"{self.op}, " if self.op else ""
         root = f", root {self.root}" if self.collective == Collective.REDUCE.value else ""
         more = f" and {self.num_calls - 1} more calls" if self.num_calls > 1 else ""
@@ -168,6 +177,25 @@ def header_for(
         texts_bytes=len(texts.encode()),
         numerics_id=numerics_id,
         schedule=digest(schedule_fingerprint),
+        options=options,
+    )
+
+
+def header_of_movement(call: MovementCall, numerics_id: str, options: bytes) -> Header:
+    """The header of a movement, which has neither operation nor schedule."""
+    text = call.text()
+    return Header(
+        collective=call.name,
+        op="",
+        dtype=call.dtype,
+        count=call.count,
+        root=call.root,
+        shards=bytes(DIGEST_BYTES),
+        num_calls=1,
+        calls=digest(text),
+        texts_bytes=len(text.encode()),
+        numerics_id=numerics_id,
+        schedule=digest(""),
         options=options,
     )
 

@@ -80,7 +80,7 @@ class LazyCommunicator:
                 return made[0], max(deadline - time.monotonic(), 0.0)
         if made:
             made[0].close()
-        raise started.error or self._given_up()
+        raise started.take_error() or self._given_up()
 
     def abort(self, reason: str) -> None:
         """End what runs on another thread, be it the connection; refuse everything later. From any thread."""

@@ -92,6 +92,10 @@ class CudaDeviceBackend(DeviceBackend, MemPoolMethods, _NAMED_BY_SPLITS):  # typ
         """Nothing: what carries CUDA tensors is connected by the first of them."""
 
 
+def _ended(*_: Any) -> Any:
+    raise UsageError("split_group: the group has been destroyed")
+
+
 class ProcessGroup(TorchMethods, dist.ProcessGroup):  # type: ignore[misc]
     """A group of ranks whose reductions have a specified order of additions.
 
@@ -112,6 +116,12 @@ class ProcessGroup(TorchMethods, dist.ProcessGroup):  # type: ignore[misc]
         self._make_subgroup = make_subgroup
         self._backend = DeviceBackend(self)
         self._cuda_backend = CudaDeviceBackend(self)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        # Not with the last reference to this group, which is part of a cycle: the store's server is to end at once.
+        self._store = None
+        self._make_subgroup = _ended
 
     @property
     def options(self) -> Options:

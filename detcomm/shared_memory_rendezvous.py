@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch.distributed import Store
@@ -53,6 +53,7 @@ def meet(
     chunk_bytes: int | None = None,
     timeout_s: float,
     give_up: Callable[[], bool] = lambda: False,
+    names: Sequence[int] | None = None,
 ) -> SharedMemoryTransport:
     """Connect the ranks of a group, all of them on this host. Called by all; all return or all raise.
 
@@ -61,15 +62,17 @@ def meet(
         chunk_bytes: the option, equal on all ranks.
         timeout_s: for both rounds.
         give_up: asked while this rank waits for the others; true ends the wait.
+        names: by which errors call the ranks, if these are a part of a larger group.
 
     Raises:
         TransportError: shared memory does not work between these ranks; names those that said so and why.
         PeerTimeoutError: ranks did not answer; names them.
     """
     deadline = time.monotonic() + timeout_s
+    names = range(world_size) if names is None else names
 
     def ask_all(name: str, answer: _Answer) -> list[_Answer]:
-        return _round(store, name, rank, world_size, answer, max(deadline - time.monotonic(), 0.0), give_up)
+        return _round(store, name, rank, names, answer, max(deadline - time.monotonic(), 0.0), give_up)
 
     own: OwnSegment | None = None
     peers: dict[int, Mapping] = {}
@@ -108,7 +111,7 @@ def meet(
         num_cores = len({core for answer in answers for core in answer.cores})
         tuning = tuning_for(world_size, chunk_bytes, num_cores)
         own_heap = process_heap().segment.mapping if all(said.heap for said in mapped) else None
-        group = SharedGroup(rank, world_size, own, peers, pidfds, own_heap, heaps, tuning)
+        group = SharedGroup(rank, world_size, own, peers, pidfds, own_heap, heaps, tuning, names)
         transport = SharedMemoryTransport(group)
         on_failure.pop_all()
         return transport
@@ -153,23 +156,23 @@ def _round(
     store: Store,
     name: str,
     rank: int,
-    world_size: int,
+    names: Sequence[int],
     answer: _Answer,
     timeout_s: float,
     give_up: Callable[[], bool],
 ) -> list[_Answer]:
     """Everybody's answers, if all are good."""
-    keys = [f"shared_memory/{name}/{peer}" for peer in range(world_size)]
+    keys = [f"shared_memory/{name}/{peer}" for peer in range(len(names))]
     store.set(keys[rank], answer.encode())
     texts = read_all(store, keys, timeout_s, give_up)
-    missing = [peer for peer, text in enumerate(texts) if text is None]
+    missing = [names[peer] for peer, text in enumerate(texts) if text is None]
     if missing:
         raise PeerTimeoutError(f"shared memory: {ranks_text(missing)} did not answer (round {name!r})")
     answers = [_Answer.decode(text) for text in texts if text is not None]
     failures: dict[str, list[int]] = {}
     for peer, said in enumerate(answers):
         if said.error:
-            failures.setdefault(said.error, []).append(peer)
+            failures.setdefault(said.error, []).append(names[peer])
     if failures:
         verdicts = "; ".join(f"{ranks_text(ranks)}: {error}" for error, ranks in failures.items())
         raise TransportError(f"shared memory does not work between these ranks: {verdicts}")

@@ -7,6 +7,7 @@ everybody polls ``check``. Works for TCPStore, FileStore, HashStore and prefixes
 
 import contextlib
 import os
+import secrets
 import socket
 import threading
 import time
@@ -103,9 +104,19 @@ def shared_connection(store: Store) -> Store:
     key = (os.getpid(), getattr(root, "host", None), port)
     with _sharing:
         shared = _shared.get(key)
-        if shared is None:
+        if shared is None or not _is_same(shared, root):
             shared = _shared[key] = own_connection(root)
         return shared
+
+
+def _is_same(connection: Store, root: Store) -> bool:
+    """Whether both lead to one server: another store may have been made at the address of one that has ended."""
+    key, word = f"detcomm/connection/{os.getpid()}/{id(connection)}", secrets.token_hex(8)
+    root.set(key, word)
+    try:
+        return read(connection, key) == word
+    except RuntimeError:  # its server has gone
+        return False
 
 
 def _open_sockets() -> set[tuple[int, str]]:

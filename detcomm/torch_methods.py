@@ -128,15 +128,15 @@ class TorchMethods:
             options.timeout = timeout or options.timeout
             opts = options
         self._group.check_usable()
-        return self._group.moved(self._group.movement_of(tensors).broadcast(tensors, opts))
+        return self._group.move(self._group.movement_of(tensors).broadcast(tensors, opts), opts)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
         self._group.check_usable()
-        return self._group.moved(self._group.movement_of(inputs).gather(outputs, inputs, opts))
+        return self._group.move(self._group.movement_of(inputs).gather(outputs, inputs, opts), opts)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> dist.Work:
         self._group.check_usable()
-        return self._group.moved(self._group.movement_of(outputs).scatter(outputs, inputs, opts))
+        return self._group.move(self._group.movement_of(outputs).scatter(outputs, inputs, opts), opts)
 
     def all_to_all_single(
         self,
@@ -149,34 +149,32 @@ class TorchMethods:
         self._group.check_usable()
         opts = dist.AllToAllOptions() if opts is None else opts
         movement = self._group.movement_of([output])
-        return self._group.moved(movement.all_to_all_single(output, input, output_splits, input_splits, opts))
+        return self._group.move(movement.all_to_all_single(output, input, output_splits, input_splits, opts), opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         self._group.check_usable()
         opts = dist.AllToAllOptions() if opts is None else opts
-        return self._group.moved(self._group.movement_of(outputs).all_to_all(outputs, inputs, opts))
+        return self._group.move(self._group.movement_of(outputs).all_to_all(outputs, inputs, opts), opts)
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> dist.Work:
         self._group.check_usable()
-        return self._group.moved(self._group.movement_of(tensors).send(tensors, dst, tag), collective=False)
+        return self._group.move_between_two(self._group.movement_of(tensors).send(tensors, dst, tag))
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> dist.Work:
         self._group.check_usable()
-        return self._group.moved(self._group.movement_of(tensors).recv(tensors, src, tag), collective=False)
+        return self._group.move_between_two(self._group.movement_of(tensors).recv(tensors, src, tag))
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> dist.Work:
         self._group.check_usable()
-        return self._group.moved(self._group.movement_of(tensors).recv_anysource(tensors, tag), collective=False)
+        return self._group.move_between_two(self._group.movement_of(tensors).recv_anysource(tensors, tag))
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        opts = dist.BarrierOptions() if opts is None else opts
-        return self._group.barrier(opts, getattr(opts, "asyncOp", False))
+        return self._group.barrier(dist.BarrierOptions() if opts is None else opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """As gloo's: rank 0 names the ranks that did not come."""
-        self._group.check_usable()
         limit = timedelta(seconds=self._group.timeout_s) if timeout is None else timeout
-        self._group.movement.inner.monitored_barrier(limit, wait_all_ranks)
+        self._group.monitored_barrier(limit, wait_all_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._group.set_timeout(timeout)

@@ -81,7 +81,7 @@ class Worker:
         self.submit(report)
         done.wait()
         if errors:
-            raise errors[0]
+            raise errors.pop()  # not kept here: this frame is in its traceback
 
     def submit(self, job: Job) -> None:
         """Queue ``job``, which must not raise.
@@ -100,6 +100,23 @@ class Worker:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name=f"detcomm-{self._name}", daemon=True)
                 self._thread.start()
+
+    def submit_and_tell(self, job: Job, finish: Callable[[BaseException | None], None]) -> None:
+        """Queue ``job`` and tell ``finish`` how it ended.
+
+        Raises:
+            UsageError: the group has been destroyed.
+        """
+
+        def settle() -> None:
+            try:
+                job()
+            except BaseException as error:  # whoever waits gets it
+                finish(error)
+            else:
+                finish(None)
+
+        self.submit(settle)
 
     def stop(self, patience_s: float) -> bool:
         """Take no more jobs and end the thread; whether it has ended within ``patience_s``. Idempotent."""

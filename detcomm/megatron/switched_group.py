@@ -83,7 +83,8 @@ def _either(kind: type[ProcessGroup], name: str) -> Callable[..., dist.Work]:
         self._group.check_usable()
         movement = self._group.movement_of(tensors)
         stock = getattr(_stock_group(self, tensors[0].device.type, movement.inner), name)
-        stock_work: dist.Work = self._group.moved(movement.issue_stock(name, partial(stock, *args, **options), tensors))
+        posting = movement.stock(name, partial(stock, *args, **options), tensors)
+        stock_work: dist.Work = self._group.move(posting, None)
         return stock_work
 
     method.__name__ = name

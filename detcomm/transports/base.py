@@ -81,8 +81,11 @@ class NativeCollectives(Protocol):
             MismatchError, TransportError, PeerTimeoutError: as ``run``, on all ranks, however each has called.
         """
 
-    def agree(self, text: str, timeout_s: float) -> None:
-        """Return when every rank has called with an equal text; otherwise ``MismatchError`` on every rank."""
+    def agree(self, text: str, timeout_s: float, remainder: int | None = None) -> int:
+        """Return when every rank has called with an equal text; otherwise ``MismatchError`` on every rank.
+
+        The sum of the ranks' remainders modulo 2^64, which all of them give where one does.
+        """
 
 
 class Transport(ABC):

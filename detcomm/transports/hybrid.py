@@ -9,7 +9,6 @@ ranks. Hierarchical schedules have steps of one kind alone, and lose nothing.
 import time
 from collections.abc import Sequence
 
-from detcomm.errors import TransportError
 from detcomm.transports.base import Parcel, Transport
 
 
@@ -17,7 +16,7 @@ class HybridTransport(Transport):
     """Routes parcels to two transports, both owned.
 
     Args:
-        local: over the ranks of this host; ``None`` if this rank is alone there.
+        local: over the ranks of this host; ``None`` if this rank is alone there. Its errors call them by group rank.
         local_ranks: the group ranks of this host, in the order of ``local``'s ranks.
         remote: over all ranks of the group.
     """
@@ -34,14 +33,10 @@ class HybridTransport(Transport):
 
     def exchange(self, sends: Sequence[Parcel], recvs: Sequence[Parcel], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        inside, local_sends, remote_sends = self._local_rank_of, self._to_local(sends), self._to_remote(sends)
+        local_sends, remote_sends = self._to_local(sends), self._to_remote(sends)
         local_recvs, remote_recvs = self._to_local(recvs), self._to_remote(recvs)
         if self._local is not None and (local_sends or local_recvs):
-            try:
-                self._local.exchange(local_sends, local_recvs, timeout_s)
-            except TransportError as error:
-                ranks = ", ".join(str(rank) for rank in inside)
-                raise type(error)(f"among ranks {ranks} of one host, numbered from 0: {error}") from error
+            self._local.exchange(local_sends, local_recvs, timeout_s)
         if remote_sends or remote_recvs:
             self._remote.exchange(remote_sends, remote_recvs, max(deadline - time.monotonic(), 0.0))
 

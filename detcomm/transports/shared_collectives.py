@@ -9,9 +9,9 @@ import hashlib
 from typing import NoReturn
 
 from detcomm import native, native_shm
-from detcomm.association import Association
+from detcomm.association import TREE, Association
 from detcomm.call import Call
-from detcomm.collectives import Accumulate, Collective, ReduceOp
+from detcomm.collectives import Accumulate, Collective, DType, ReduceOp
 from detcomm.errors import MismatchError
 from detcomm.header import call_text, ranks_text
 from detcomm.transports.base import Bytes
@@ -19,6 +19,7 @@ from detcomm.transports.shared_group import SharedGroup
 
 _CACHED_CALLS = 1024
 _NEXT_CALL = "\n"
+_WORD_SUM = Call(Collective.ALL_REDUCE, DType.UINT64, 1, ReduceOp.SUM)
 
 # The numbers of detcomm_shm.h; those of types and operations are detcomm.h's.
 _COLLECTIVES = {
@@ -36,6 +37,7 @@ class SharedCollectives:
         self._group = group
         # By identity, which spares hashing the call; an entry keeps its call alive, so the identity is its own.
         self._prepared: dict[int, _Prepared] = {}
+        self._word_sums: dict[str, _Prepared] = {}
 
     def run(
         self,
@@ -78,14 +80,30 @@ class SharedCollectives:
         if status != native_shm.OK:
             self._refuse(prepared, status, timeout_s)
 
-    def agree(self, text: str, timeout_s: float) -> None:
+    def agree(self, text: str, timeout_s: float, remainder: int | None = None) -> int:
         """See ``NativeCollectives.agree``."""
+        if remainder is not None:
+            word = ctypes.c_uint64(remainder)
+            self.run_prepared(self._word_sum(text), ctypes.addressof(word), ctypes.addressof(word), timeout_s)
+            return word.value
         status = self._group.agree(_digest(f"block\n{text}"), timeout_s)
         if status == native_shm.MISMATCH:
             self._raise_mismatch(text, timeout_s)
         if status != native_shm.OK:
             error = self._group.failure(status, timeout_s)
             raise type(error)(f"agreement: {error}")
+        return 0
+
+    def _word_sum(self, text: str) -> "_Prepared":
+        """The sum of one word of each rank, under a text of its own."""
+        known = self._word_sums.get(text)
+        if known is None:
+            if len(self._word_sums) >= _CACHED_CALLS:
+                self._word_sums.clear()
+            group = self._group
+            known = _Prepared(_WORD_SUM, TREE, "float32", "", group.rank, group.world_size, text)
+            self._word_sums[text] = known
+        return known
 
     def _refuse(self, prepared: "_Prepared", status: int, timeout_s: float) -> NoReturn:
         if status == native_shm.MISMATCH:
@@ -124,11 +142,11 @@ class _Prepared:
         label: str,
         rank: int,
         world_size: int,
+        text: str = "",
     ) -> None:
         self.call = call
         self._contract = (association, accumulate, label)
-        numerics_id = association.numerics_id(accumulate)
-        self.text = f"{call_text(call, label)} {numerics_id}"
+        self.text = text or f"{call_text(call, label)} {association.numerics_id(accumulate)}"
         shards = call.shard_counts
         self._shards = None if shards is None else (ctypes.c_uint64 * (world_size + 1))(*call.shard_starts, call.count)
         structure = native_shm.NativeCall(

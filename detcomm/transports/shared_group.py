@@ -7,6 +7,7 @@ Knows nothing of what the calls do; see ``native/include/detcomm_shm.h``.
 import ctypes
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from detcomm import native_shm
@@ -60,6 +61,7 @@ class SharedGroup:
         own_heap: this process's shared allocations, not owned; ``None`` if some rank cannot see all heaps.
         heaps: the other ranks' shared allocations, by rank; empty if some rank cannot see all.
         tuning: see ``tuning_for``.
+        names: by which errors call the ranks: their numbers in the larger group that these are a part of.
     """
 
     def __init__(
@@ -72,9 +74,11 @@ class SharedGroup:
         own_heap: Mapping | None,
         heaps: dict[int, Mapping],
         tuning: native_shm.Tuning,
+        names: Sequence[int],
     ) -> None:
         self.rank = rank
         self.world_size = world_size
+        self._names = tuple(names)
         self._own = own
         self._peers = peers
         self._pidfds = pidfds
@@ -95,7 +99,7 @@ class SharedGroup:
             ctypes.byref(tuning),
         )
         if self._handle is None:
-            raise UsageError(f"shared memory: rank {rank} of {world_size} ranks cannot be opened")
+            raise UsageError(f"shared memory: rank {self._names[rank]} of {world_size} ranks cannot be opened")
         # Held by every native call and by close: nothing is unmapped under a running call.
         self._in_use = threading.Lock()
         self._may_abort = threading.Lock()
@@ -190,15 +194,16 @@ class SharedGroup:
         fault = native_shm.Fault()
         with self._in_use:
             self._functions.dc_shm_get_fault(self._open_handle(), ctypes.byref(fault))
-        culprits = ranks_text(sorted(fault.culprits[: fault.num_culprits]))
+        culprits = ranks_text(sorted(self._names[rank] for rank in fault.culprits[: fault.num_culprits]))
+        reporter = self._names[fault.reporter]
         text = fault.text.decode(errors="replace")
         own = fault.reporter == self.rank
         if fault.status == native_shm.TIMEOUT:
             limit = f" {timeout_s:g} s" if own else ""
-            return PeerTimeoutError(f"rank {fault.reporter} waited{limit} for {culprits}")
+            return PeerTimeoutError(f"rank {reporter} waited{limit} for {culprits}")
         if fault.status == native_shm.ABORTED:
-            return TransportError(text if own else f"rank {fault.reporter} gave up: {text}")
-        return TransportError(f"rank {fault.reporter} lost {culprits}: {text}")
+            return TransportError(text if own else f"rank {reporter} gave up: {text}")
+        return TransportError(f"rank {reporter} lost {culprits}: {text}")
 
     def _open_handle(self) -> int:
         if self._handle is None:

@@ -224,38 +224,31 @@ void test_exchange(int world_size) {
   });
 }
 
-// A difference is seen by all, writes nothing, and the group goes on.
+// A difference is seen by all, also by one that only agrees, writes nothing, and the group goes on.
 void test_mismatch(int world_size) {
   World world(world_size, small_tuning(world_size));
   world.run([&](dc_shm_group* group, int rank) {
     for (int round = 0; round < 5; ++round) {
       dc_shm_call call = {};
-      const bool odd = rank == round % world_size;
-      call.digest[0] = odd ? 1 : 2;
+      call.digest[0] = rank == round % world_size ? 1 : 2;
       call.dtype = DC_FLOAT32;
       call.op = DC_SUM;
       call.item_bytes = 4;
       call.count = 10 + 100 * static_cast<unsigned>(rank);
       std::vector<float> data(call.count, 3.0F);
-      if (odd && round % 2 != 0) {  // one that only agrees must stay in step with those that run
-        CHECK(dc_shm_agree(group, call.digest, 60.0) == DC_SHM_MISMATCH);
-      } else {
-        CHECK(dc_shm_run(group, &call, data.data(), data.data(), 1.0, 60.0) == DC_SHM_MISMATCH);
-      }
+      CHECK((call.digest[0] == round % 2 ? dc_shm_agree(group, call.digest, 60.0)
+             : dc_shm_run(group, &call, data.data(), data.data(), 1.0, 60.0)) == DC_SHM_MISMATCH);
       CHECK(std::all_of(data.begin(), data.end(), [](float x) { return x == 3.0F; }));
       char mine[DC_SHM_TEXT_BYTES] = {};
       std::snprintf(mine, sizeof mine, "rank %d", rank);
       std::vector<char> all(static_cast<std::size_t>(world_size) * DC_SHM_TEXT_BYTES);
       CHECK(dc_shm_gather_texts(group, mine, all.data(), 60.0) == DC_SHM_OK);
-      for (int peer = 0; peer < world_size; ++peer) {
-        const char* text = all.data() + static_cast<std::size_t>(peer) * DC_SHM_TEXT_BYTES;
-        CHECK(text == "rank " + std::to_string(peer));
-      }
+      for (int peer = 0; peer < world_size; ++peer)
+        CHECK("rank " + std::to_string(peer) == all.data() + static_cast<std::size_t>(peer) * DC_SHM_TEXT_BYTES);
       std::uint8_t digest[DC_SHM_DIGEST_BYTES] = {9};
       CHECK(dc_shm_agree(group, digest, 60.0) == DC_SHM_OK);
-      for (std::uint32_t seed = 5; seed < 9; ++seed) {
-        run_case(group, rank, world_size, {DC_SHM_ALL_REDUCE, DC_SHAPE_TREE, 0, 100, true, seed});
-      }
+      run_case(group, rank, world_size, {DC_SHM_ALL_REDUCE, DC_SHAPE_TREE, 0, 100, true, 5});
+      run_case(group, rank, world_size, {DC_SHM_ALL_REDUCE, DC_SHAPE_TREE, 0, 100, true, 6});
     }
   });
 }

@@ -6,7 +6,7 @@ A name stands for the module and all that lies in it. Every module belongs to ex
 
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("words", ("version", "errors", "collectives")),
-    ("contract", ("association", "call", "options")),
+    ("contract", ("association", "call", "movement_call", "options")),
     ("schedule", ("schedule", "schedules")),
     ("plan", ("simulate", "partition", "plan", "lower", "tuning", "planner", "lockstep")),
     ("memory", ("float_environment", "fold_spec", "portable_fold", "native", "native_shm", "fold", "transports.base")),
@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("transports", ("transports", "shared_allocation", "shared_memory_rendezvous", "connect")),
-    ("execution", ("agreement", "executor", "memory", "request", "communicator")),
+    ("execution", ("agreement", "executor", "memory", "request", "communicator", "splits")),
     ("checks", ("golden_vectors", "testing")),
     ("cuda", ("cuda",)),
     (
@@ -41,7 +41,15 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "group",
         (
             *("tensor_memory", "text_agreement", "torch_calls", "work", "worker", "coalescing"),
-            *("movement", "lazy_communicator", "direct_calls", "lazy_cuda", "group"),
+            *(
+                "movement",
+                "movement_work",
+                "collective_movement",
+                "lazy_communicator",
+                "direct_calls",
+                "lazy_cuda",
+                "group",
+            ),
             *("cuda.works", "cuda.stock_mover", "cuda.direct_calls", "cuda.group", "cuda.movement"),
         ),
     ),

@@ -19,6 +19,7 @@ from detcomm.communicator import Communicator
 from detcomm.connect import Site, connect
 from detcomm.errors import PeerTimeoutError, TransportError
 from detcomm.options import Options
+from detcomm.transports.base import Parcel
 from tests import inputs, launch, oracle
 
 PATIENCE_S = 60.0
@@ -118,6 +119,26 @@ def test_where_warnings_are_errors_no_rank_falls_back() -> None:
     (outcome,) = {outcome for outcome, _ in results}
     assert outcome.startswith("TransportError: group test: transport shared_memory does not work: ")
     assert "rank 1: there is no memory here" in outcome
+
+
+def _wait_in_vain(rank: int, world_size: int) -> str:
+    """Rank 3 waits for rank 1, which shares its host."""
+    with closing(connect(_site(rank, "abab"), Options(transport="hybrid"))) as connected:
+        try:
+            if rank == 3:
+                connected.exchange([], [Parcel(1, np.zeros(1, dtype=np.uint8))], 0.5)
+        except TransportError as error:
+            return str(error)
+    return ""
+
+
+@needs_native
+def test_errors_inside_a_host_call_the_ranks_by_their_numbers_in_the_group() -> None:
+    *others, text = launch.run(4, _wait_in_vain)
+    assert others == [""] * 3
+    assert re.match(r"rank 3 (waited 0.5 s for|lost) rank 1\b", text), text
+    (outcome,) = {outcome for outcome, _ in launch.run(4, _fail_on, 3, "hybrid", "abab")}
+    assert "rank 3: there is no memory here" in outcome
 
 
 def _come_or_not(rank: int, world_size: int) -> str:

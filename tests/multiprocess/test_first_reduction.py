@@ -90,7 +90,7 @@ def _stay_away(rank: int, world_size: int, transport: str) -> list[Seen]:
     store = connect_store(world_size)
     dist.init_process_group("detcomm", pg_options=detcomm.Options(transport=transport), timeout=TIMEOUT)
     dist.group.WORLD.set_timeout(timedelta(seconds=3))
-    dist.barrier()
+    pass_barrier(store, "made", world_size)
     seen = [] if rank == 1 else [_error_of(lambda: dist.all_reduce(torch.ones(4)))]
     pass_barrier(store, "given up", world_size)
     seen.append(_error_of(lambda: dist.all_reduce(torch.ones(4))))

@@ -124,8 +124,9 @@ class _RecordingNative:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def agree(self, text: str, timeout_s: float) -> None:
+    def agree(self, text: str, timeout_s: float, remainder: int | None = None) -> int:
         self.asked.append(f"agree {text}")
+        return 0
 
     def run(self, call, association, accumulate, input, output, *, factor=None, label="", timeout_s):  # type: ignore[no-untyped-def]
         self.asked.append(f"run {call.text()} {association.numerics_id(accumulate)}")

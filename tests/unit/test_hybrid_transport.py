@@ -83,10 +83,8 @@ def test_the_placement_does_not_reach_the_bits(hosts: str, schedule: str) -> Non
         np.testing.assert_array_equal(output, expected)
 
 
-def test_a_late_peer_inside_the_host_is_named_with_the_hosts_ranks() -> None:
+def test_a_late_peer_on_another_host_is_named() -> None:
     transports = make_transports("abab")
-    with pytest.raises(PeerTimeoutError, match=r"among ranks 1, 3 of one host, numbered from 0: .* ranks \[0\]"):
-        transports[3].exchange([], [Parcel(1, np.zeros(1, dtype=np.uint8))], 0.01)
     with pytest.raises(PeerTimeoutError, match=r"rank 3 waited .* ranks \[2\]"):
         transports[3].exchange([], [Parcel(2, np.zeros(1, dtype=np.uint8))], 0.01)
 

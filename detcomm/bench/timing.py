@@ -82,11 +82,16 @@ def time_in_turns(calls: Sequence[Call], effort: Effort, ranks: Ranks) -> list[T
         plans = [[_calls_per_turn(call, effort, ranks)] * effort.rounds for call in calls]
     own: list[list[float]] = [[] for _ in calls]
     for number in range(len(plans[0]) if plans else 0):
-        for turn in range(len(calls)):
-            index = (turn + number) % len(calls)  # nobody always comes after the same other
+        for index in _order(len(calls), number):
             ranks.barrier()
             own[index] += ranks.time_calls(calls[index], plans[index][number])
     return [_over_ranks(ranks.gather(seconds), plan, effort) for seconds, plan in zip(own, plans, strict=True)]
+
+
+def _order(num_calls: int, round_number: int) -> list[int]:
+    """Another start every second round, and back again in between: nobody always comes after the same other."""
+    forward = [(turn + round_number // 2) % num_calls for turn in range(num_calls)]
+    return forward if round_number % 2 == 0 else forward[::-1]
 
 
 def _dealt(iters: int, rounds: int) -> list[int]:

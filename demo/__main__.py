@@ -53,11 +53,14 @@ def main() -> int:
     """Run everything; 0 if gloo's two weights differ and all of detcomm's are the same bits."""
     parser = argparse.ArgumentParser(prog="demo", description=__doc__)
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="training steps of each run")
+    parser.add_argument("--markdown", type=Path, help="write the table into this file, as the README has it")
     parser.add_argument("--picture", type=Path, help="draw the differences into this PNG (needs matplotlib)")
     arguments = parser.parse_args()
     console = Console()
     outcomes = _run_all(console, arguments.steps)
     console.print(_table(outcomes))
+    if arguments.markdown is not None:
+        arguments.markdown.write_text(_markdown(outcomes))
     if arguments.picture is not None:
         from demo import picture
 
@@ -114,6 +117,20 @@ def _table(outcomes: list[Outcome]) -> Table:
             end_section=outcome is outcomes[1],
         )
     return table
+
+
+def _markdown(outcomes: list[Outcome]) -> str:
+    """The table of README.md: a backend's first run is what its others are compared with."""
+    lines = ["| run | last loss | SHA-256 of the weights | parameters with other bits |", "|---|---|---|---|"]
+    told: set[str] = set()
+    for outcome in outcomes:
+        others = f"{outcome.differing[-1]:,}" if outcome.setting.backend in told else ""
+        if outcome.differing[-1]:
+            others += f" of {outcome.num_parameters:,}"
+        told.add(outcome.setting.backend)
+        loss, weights = outcome.trained.losses[-1], outcome.trained.weights[:16]
+        lines.append(f"| {outcome.setting.name} | {loss:.4f} | `{weights}…` | {others} |".replace("|  |", "| |"))
+    return "\n".join(lines) + "\n"
 
 
 def _verdict(console: Console, outcomes: list[Outcome]) -> int:

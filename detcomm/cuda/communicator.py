@@ -3,19 +3,20 @@
 
 As ``detcomm.communicator`` is for host memory; but a call returns when its work is in the stream, and nothing here
 waits for the GPU. One plan at a time is issued to a device, whatever group and thread it comes from: two communicators
-whose operations were mixed in different orders on two ranks would wait for each other for ever.
+whose operations were mixed in different orders on two ranks would wait for each other for ever. But while one connects
+to its peers, others go on.
 
 Knows torch only through the two functions that it is given: one allocates, one says whether a graph is captured.
 """
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from detcomm.call import Call
 from detcomm.cuda.carrier import Carrier, Membership
 from detcomm.cuda.contribution import contribute
-from detcomm.cuda.device import device_lock
+from detcomm.cuda.device import PATIENCE_S, device_lock, issuing_to
 from detcomm.cuda.events import Event, EventPool
 from detcomm.cuda.in_flight import InFlight, InFlightQueue
 from detcomm.cuda.kernels import Kernels
@@ -48,7 +49,9 @@ class CudaCommunicator:
         self.kernels = kernels
         self.sequence = 0
         self.has_captured = False
-        self._lock = device_lock(kernels.device)
+        self._lock = threading.RLock()
+        self._device_lock = device_lock(kernels.device)
+        self._issuing: InFlight | None = None
         self._make_current = kernels.make_current
         self._pool = EventPool()
         self._in_flight = InFlightQueue()
@@ -82,13 +85,18 @@ class CudaCommunicator:
         with self._lock:
             prepared = [call or self._prepare(each, capturing) for call, each in zip(found, requests, strict=True)]
             done = self._pool.take(self.kernels.make_current)
+            first, num_more, deadline = requests[0], len(requests) - 1, time.monotonic() + timeout_s
+            record = InFlight(self.sequence + 1, first.call, first.label, num_more, done, deadline, [kept])
+            self._issuing = record  # it may take until peers come
             try:
-                self._issue_all(requests, prepared, streams, capturing, kept, done)
+                with issuing_to(self.kernels.device):
+                    self._issue_all(requests, prepared, streams, capturing, kept, done)
+                    self._issued(record, streams, capturing)
             except NativeError as error:
                 self.abort()
                 raise TransportError(f"group {self.name}, collective #{self.sequence}: {error}") from error
-            first = requests[0]
-            self._issued(first.call, first.label, len(requests) - 1, streams, done, capturing, timeout_s, kept)
+            finally:
+                self._issuing = None
             return done
 
     def find_prepared(self, request: Request) -> Prepared | None:
@@ -119,12 +127,16 @@ class CudaCommunicator:
             last = self._last
             follows = last is None or self._last_stream == streams.main
             order = IN_ORDER if last is None or follows else Order(0, 0, last.handle)
+            is_held = self._device_lock.acquire(timeout=PATIENCE_S)
             try:
                 buffers = (input, output, self._scratch.take(call.scratch_bytes))
                 self._carrier.issue(call, streams, buffers, order, done.handle)
             except NativeError as error:
                 self.abort()
                 raise TransportError(f"group {self.name}, collective #{self.sequence}: {error}") from error
+            finally:
+                if is_held:
+                    self._device_lock.release()
             self._last_stream, self._last = streams.main, done
             deadline = time.monotonic() + timeout_s
             self._in_flight.add(InFlight(self.sequence, call.call, label, 0, done, deadline, self._scratch.outgrown()))
@@ -139,7 +151,7 @@ class CudaCommunicator:
         restore = relaxed_capture()
         try:
             self.kernels.make_current()
-            oldest = self._in_flight.let_go()
+            oldest = self._in_flight.let_go() or self._issuing
             self._carrier.check()
         except (NativeError, TransportError) as error:
             at = "" if self.oldest is None else f" in collective #{self.oldest.sequence}, {self.oldest.text}"
@@ -160,8 +172,8 @@ class CudaCommunicator:
 
     @property
     def oldest(self) -> InFlight | None:
-        """The call that the GPU is at, if any."""
-        return self._in_flight.oldest
+        """The call that the GPU is at, or a thread that issues it; if any."""
+        return self._in_flight.oldest or self._issuing
 
     def abort(self) -> None:
         """End what runs on the GPU; its results are garbage. From any thread."""
@@ -194,26 +206,15 @@ class CudaCommunicator:
             last = last if capture and capture == self._carrier.capture(streams) else None
         return self._native.order(streams, last.handle if last is not None and stream != streams.main else 0)
 
-    def _issued(
-        self,
-        call: Call,
-        label: str,
-        num_more: int,
-        streams: Streams,
-        done: Event,
-        capturing: bool,
-        timeout_s: float,
-        kept: list[Any],
-    ) -> None:
+    def _issued(self, record: InFlight, streams: Streams, capturing: bool) -> None:
         """Remember what the GPU has to do; what is captured, it does when the graph is replayed."""
         if capturing:
             self.has_captured = True
-            self._last_captured = self._carrier.capture(streams), done, streams.main
+            self._last_captured = self._carrier.capture(streams), record.event, streams.main
             return
-        self._last_stream, self._last = streams.main, done
-        held = [kept, *self._scratch.outgrown()]
-        deadline = time.monotonic() + timeout_s
-        self._in_flight.add(InFlight(self.sequence, call, label, num_more, done, deadline, held))
+        self._last_stream, self._last = streams.main, record.event
+        record.kept.extend(self._scratch.outgrown())
+        self._in_flight.add(record)
 
     def _issue_all(
         self,

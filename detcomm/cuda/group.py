@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from detcomm.cuda.carrier import Membership
 from detcomm.cuda.communicator import CudaCommunicator
-from detcomm.cuda.device import device_lock, kernels_of
+from detcomm.cuda.device import issuing_to, kernels_of
 from detcomm.cuda.direct_calls import CudaDirectCalls
 from detcomm.cuda.native_call import Streams
 from detcomm.cuda.records import compare_records
@@ -154,7 +154,7 @@ class CudaGroup:
     def move(self, method: str, device: torch.device, *args: Any) -> dist.Work:
         """Call a method of the stock group, while nothing of ours is issued to the device."""
         inner = self.movement(device)
-        with device_lock(device.index):
+        with issuing_to(device.index):
             work: dist.Work = getattr(inner, method)(*args)
             return work
 
@@ -171,7 +171,7 @@ class CudaGroup:
         inner = self._open_blocks.pop(threading.get_ident(), None)
         if inner is None or self._device is None:
             return None
-        with device_lock(self._device.index):
+        with issuing_to(self._device.index):
             work: dist.Work = inner._end_coalescing()
             return work
 

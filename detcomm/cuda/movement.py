@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from detcomm import movement_call
-from detcomm.cuda.device import device_lock
+from detcomm.cuda.device import issuing_to
 from detcomm.cuda.group import CudaGroup
 from detcomm.errors import UsageError
 from detcomm.movement import Movement, Posting, bytes_of
@@ -48,7 +48,7 @@ class CudaMovement(Movement):
 
     def stock(self, label: str, call: Callable[[], Any], results: Sequence[torch.Tensor]) -> Posting:
         def post() -> dist.Work:
-            with device_lock(self._device.index):
+            with issuing_to(self._device.index):
                 work: dist.Work = call()
                 return work
 

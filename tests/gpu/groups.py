@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups made in other ways: with an agreement on each call, beside stock gloo for CPU tensors, twenty at once."""
+"""Groups in other ways: with an agreement on each call, beside stock gloo for CPU tensors, on threads, twenty."""
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.gpu.collectives import start
 
 CASE = Case("all_reduce", "bfloat16", "sum", 300_007, Options())
 NUM_GROUPS = 20
+NUM_THREADS = 4
 
 
 def agreement(rank: int, world_size: int) -> str:
@@ -94,6 +96,42 @@ def twenty(rank: int, world_size: int, backend: str) -> str:
         f"sockets a rank; each further {sorted(took_s[1:])[len(took_s) // 2]:.3f} s, "
         f"{sum(mib[1:]) / (NUM_GROUPS - 1):.0f} MiB and {(sockets[-1] - sockets[1]) / (NUM_GROUPS - 1):.0f} sockets"
     )
+
+
+def threads(rank: int, world_size: int) -> str:
+    """Groups used from threads of their own, for the first time and later, in any order; ended with work in flight."""
+    device = start(rank, world_size)
+    groups = [dist.new_group(backend="detcomm") for _ in range(NUM_THREADS)]
+    source = gpu_cases.contribution(CASE, rank, world_size, device)
+    right = gpu_cases.expected(CASE, world_size)
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        # Another order on each rank: a first call connects, and waits for its peers.
+        turns = [(number + rank) % NUM_THREADS for number in range(NUM_THREADS)]
+        jobs = [pool.submit(_thirty_turns, groups[number], source, device) for number in turns]
+        results = [job.result() for job in jobs]
+    for tensor in (tensor for tensors in results for tensor in tensors):
+        assert np.array_equal(gpu_cases.host_bytes(tensor), right)
+    for group in groups:
+        for _ in range(5):
+            dist.all_reduce(source.clone(), group=group, async_op=True)
+        dist.destroy_process_group(group)
+    dist.destroy_process_group()
+    return f"{NUM_THREADS} groups, each on a thread and a stream of its own: the oracle's bits; ended in flight"
+
+
+def _thirty_turns(group: Any, source: torch.Tensor, device: str) -> list[torch.Tensor]:
+    torch.cuda.set_device(device)
+    stream: Any = torch.cuda.Stream()
+    tensors = []
+    with torch.cuda.stream(stream):
+        for turn in range(30):
+            tensors.append(source.clone())
+            work = dist.all_reduce(tensors[-1], group=group, async_op=bool(turn % 3))
+            if work is not None:
+                work.wait()
+    stream.synchronize()
+    return tensors
 
 
 def _num_sockets() -> int:

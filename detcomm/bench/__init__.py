@@ -12,6 +12,7 @@
     plotting.py     a picture
     compare.py      two reports, before and after
     training.py     a training step with each contender, and without communication
+    bars.py         how fast it should be on a CPU host, and alone.py on one rank; bounds.py: the machine's own limits
 
 Every contender must give the right result on a case before it is timed on it.
 """

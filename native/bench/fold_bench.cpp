@@ -2,12 +2,13 @@
 // How near one thread's fold of 8 operands comes to only reading them. scripts/bench_fold builds and runs this.
 //
 // Both passes of a case alternate, so that a change of the machine's load or clock meets both; the median of the ratios
-// is judged. Prints one line a case and exits with the number of bars missed.
+// is judged. Prints one line a case and exits with the number of bars missed; writes the same to a file as JSON if asked.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <string>
 #include <vector>
 
 #include "detcomm.h"
@@ -42,14 +43,14 @@ struct Case {
 
 // 16 KiB of operands fit the first cache, 256 KiB the second one, 512 MiB none.
 const Case kCases[] = {
-    {"float32   L1", DC_FLOAT32, 4, 2048, 0, 0},
-    {"float32   L2", DC_FLOAT32, 4, 32 << 10, 0.75, 0},
+    {"float32 L1", DC_FLOAT32, 4, 2048, 0, 0},
+    {"float32 L2", DC_FLOAT32, 4, 32 << 10, 0.75, 0},
     {"float32 DRAM", DC_FLOAT32, 4, 64 << 20, 0.80, 0},
-    {"bfloat16   L1", DC_BFLOAT16, 2, 2048, 0, 0},
-    {"bfloat16   L2", DC_BFLOAT16, 2, 32 << 10, 0, 40},
+    {"bfloat16 L1", DC_BFLOAT16, 2, 2048, 0, 0},
+    {"bfloat16 L2", DC_BFLOAT16, 2, 32 << 10, 0, 40},
     {"bfloat16 DRAM", DC_BFLOAT16, 2, 64 << 20, 0.90, 0},
-    {"float16    L2", DC_FLOAT16, 2, 32 << 10, 0, 0},
-    {"float64    L2", DC_FLOAT64, 8, 32 << 10, 0, 0},
+    {"float16 L2", DC_FLOAT16, 2, 32 << 10, 0, 0},
+    {"float64 L2", DC_FLOAT64, 8, 32 << 10, 0, 0},
 };
 
 volatile std::uint64_t sink;
@@ -73,7 +74,7 @@ double seconds(unsigned repeats, const Pass& pass) {
   return thread_seconds() - start;
 }
 
-bool run(const Case& c, unsigned rounds) {
+bool run(const Case& c, unsigned rounds, std::FILE* json) {
   // Apart by a page and a line, so that the operands do not all meet in the same cache sets.
   const std::size_t stride = c.operand_bytes + 4096 + 64;
   std::vector<unsigned char> memory(stride * (kOperands + 1) + 64);
@@ -115,6 +116,12 @@ bool run(const Case& c, unsigned rounds) {
   if (c.least_gbps > 0) std::printf("   bar %2.0f GB/s  %s", c.least_gbps, met ? "met" : "MISSED");
   std::printf("\n");
   std::fflush(stdout);
+  if (json != nullptr) {
+    std::fprintf(json, "%s{\"case\": \"%s\", \"fold_gbps\": %.1f, \"read_gbps\": %.1f, \"ratio\": %.3f, ",
+                 &c == kCases ? "[" : ",\n ", c.name, rate, median(read_rates), ratio);
+    std::fprintf(json, "\"least_ratio\": %g, \"least_gbps\": %g, \"met\": %s}", c.least_ratio, c.least_gbps,
+                 met ? "true" : "false");
+  }
   return met;
 }
 
@@ -122,12 +129,22 @@ bool run(const Case& c, unsigned rounds) {
 
 int main(int argc, char** argv) {
   const unsigned rounds = argc > 1 ? static_cast<unsigned>(std::atoi(argv[1])) : 15;
-  if (argc > 2 && dc_select_fold_variant(argv[2]) != DC_OK) {
+  const std::string variant = argc > 2 ? argv[2] : "";
+  if (!variant.empty() && dc_select_fold_variant(variant.c_str()) != DC_OK) {
     std::fprintf(stderr, "%s\n", dc_last_error());
     return 100;
   }
   std::printf("fold of %u operands, one thread, variants here: %s\n", kOperands, dc_fold_variants());
   int missed = 0;
-  for (const Case& c : kCases) missed += run(c, rounds) ? 0 : 1;
+  std::FILE* json = argc > 3 ? std::fopen(argv[3], "w") : nullptr;
+  if (argc > 3 && json == nullptr) {
+    std::perror(argv[3]);
+    return 100;
+  }
+  for (const Case& c : kCases) missed += run(c, rounds, json) ? 0 : 1;
+  if (json != nullptr) {
+    std::fprintf(json, "]\n");
+    if (std::fclose(json) != 0) return 100;
+  }
   return missed;
 }

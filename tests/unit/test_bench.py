@@ -9,6 +9,7 @@ import pytest
 
 from detcomm.association import Association
 from detcomm.bench import Case, Effort, Measurement, Place, Report, numbers
+from detcomm.bench.alone import folds
 from detcomm.bench.bars import LARGE, SMALL, judge
 from detcomm.bench.compare import changes, read, unmatched
 from detcomm.bench.plotting import plot
@@ -191,6 +192,23 @@ def test_small_messages_are_judged_against_mpi_and_the_native_call() -> None:
     assert all(outcome.passes for outcome in verdicts.values())
     assert verdicts["all_reduce float32 4 KiB, torch.distributed over the native call"].reached == "5.0 us"
     assert len(verdicts) == 3
+
+
+def test_folds_are_judged_by_ratio_or_by_rate_or_not_at_all() -> None:
+    ratio = {
+        "case": "float32 DRAM",
+        "fold_gbps": 20.0,
+        "ratio": 0.79,
+        "least_ratio": 0.8,
+        "least_gbps": 0,
+        "met": False,
+    }
+    rate = {"case": "bfloat16 L2", "fold_gbps": 41.0, "ratio": 0.4, "least_ratio": 0, "least_gbps": 40, "met": True}
+    other = {"case": "float64 L2", "fold_gbps": 80.0, "ratio": 0.9, "least_ratio": 0, "least_gbps": 0, "met": True}
+    assert [(outcome.needed, outcome.reached, outcome.passes) for outcome in folds([ratio, rate, other])] == [
+        (">= 80%", "79%", False),
+        (">= 40 GB/s", "41.0 GB/s", True),
+    ]
 
 
 def test_rows_stand_in_nccl_tests_columns() -> None:

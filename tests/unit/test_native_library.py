@@ -5,6 +5,7 @@ import ctypes
 import os
 import re
 import shutil
+import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,20 @@ def _enumerators(prefix: str) -> dict[str, int]:
 
 def test_signatures() -> None:
     assert _declared(HEADER) == native.SIGNATURES
+
+
+@pytest.mark.parametrize("more", ["", "struct only_in_cpp { int &reference; };\n"], ids=["headers", "control"])
+def test_the_headers_are_c99(more: str, tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    headers = sorted(HEADER.parent.glob("*.h"))
+    assert len(headers) == 2
+    file = tmp_path / "includes.c"
+    file.write_text("".join(f'#include "{header}"\n' for header in headers) + more)
+    strict = ["-std=c99", "-pedantic-errors", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    done = subprocess.run([compiler, *strict, str(file)], capture_output=True, text=True)
+    assert (done.returncode == 0) == (more == ""), done.stderr
 
 
 def test_a_wrong_signature_would_be_seen() -> None:

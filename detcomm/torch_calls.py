@@ -18,7 +18,7 @@ from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.errors import UnsupportedError, UsageError
 from detcomm.header import call_text
 from detcomm.request import Request
-from detcomm.tensor_memory import check_dense, memory_at, no_bytes, tensor_bytes
+from detcomm.tensor_memory import check_dense, is_plain, memory_at, no_bytes, tensor_bytes
 from detcomm.transports.base import Bytes
 
 _DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.value): dtype for dtype in DType}
@@ -122,12 +122,21 @@ def all_reduce_alone(name: str, tensors: Sequence[torch.Tensor], op: Any) -> boo
 
     Checks as much as ``all_reduce`` does, and builds nothing; groups of one rank are called often.
     """
-    known = _OPERATIONS.get(getattr(op, "op", op))
+    for tensor in tensors:
+        if not is_plain(tensor):
+            check_dense(name, tensor)
+        if not _stays_alone(tensor.dtype, getattr(op, "op", op)):
+            return False
+    return True
+
+
+@lru_cache(maxsize=_CACHED_CALLS)
+def _stays_alone(dtype: torch.dtype, op: Any) -> bool:
+    """Whether an all-reduce of one rank is nothing; raises what any all-reduce of this type and operation does."""
+    known = _OPERATIONS.get(op)
     if known is None or known is ReduceOp.PREMUL_SUM:
         return False
-    for tensor in tensors:
-        check_dense(name, tensor)
-        _call(Collective.ALL_REDUCE, tensor.dtype, tensor.numel(), known)
+    _call(Collective.ALL_REDUCE, dtype, 1, known)
     return True
 
 

@@ -136,7 +136,7 @@ def test_without_ranks_the_command_says_how_to_get_them(monkeypatch: pytest.Monk
         (["probe", "--nproc", "4", "--draw", "tree.doc"], "ends in one of"),
         (["probe", "--nproc", "4", "--collective", "all_gather"], "adds nothing"),
         (["verify"], "give --nproc N"),
-        (["verify", "--association", "star"], "--association: expected one of tree"),
+        (["verify", "--association", "star"], "--association: expected among tree"),
         (["verify", "--nproc", "2", "--dtypes", "float12"], "--dtypes: expected among float32, "),
         (["verify", "--nproc", "2", "--ops", "subtract"], "--ops: expected among sum, "),
         (["plan", "--model", "abacus"], "--model: expected one of h200-ib"),

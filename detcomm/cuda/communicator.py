@@ -127,7 +127,7 @@ class CudaCommunicator:
             last = self._last
             follows = last is None or self._last_stream == streams.main
             order = IN_ORDER if last is None or follows else Order(0, 0, last.handle)
-            is_held = self._device_lock.acquire(timeout=PATIENCE_S)
+            is_held = self._device_lock.acquire(True, PATIENCE_S)
             try:
                 buffers = (input, output, self._scratch.take(call.scratch_bytes))
                 self._carrier.issue(call, streams, buffers, order, done.handle)

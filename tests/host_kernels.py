@@ -13,6 +13,8 @@ import pytest
 
 from detcomm.cuda import compile as cuda_compile
 from detcomm.cuda.kernels import fold_defines
+from detcomm.cuda.libraries import nvrtc
+from detcomm.errors import NativeError
 from detcomm.fold_spec import FoldSpec
 
 COMPILER = shutil.which("g++") or shutil.which("c++")
@@ -112,3 +114,12 @@ def sync() -> Any:
     function.argtypes = (ctypes.c_void_p,)
     function.restype = None
     return function
+
+
+def has_nvrtc() -> bool:
+    """Whether kernels can be compiled for a GPU here."""
+    try:
+        nvrtc()
+    except NativeError:
+        return False
+    return True

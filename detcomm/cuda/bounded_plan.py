@@ -12,6 +12,7 @@ from detcomm.collectives import Collective
 from detcomm.cuda.gathering import gathered_inputs, gathered_results, gathered_shards, has_even_shards
 from detcomm.cuda.peer.layout import Layout
 from detcomm.cuda.scratch import largest
+from detcomm.errors import UsageError
 from detcomm.options import Options
 from detcomm.plan import Plan
 from detcomm.planner import PlanOptions, make_plan, resolve_schedule
@@ -48,6 +49,9 @@ def bounded_plan(
         block_size: ranks of one aligned block that share a host.
         staging_bytes: of the memory that the ranks of a block have mapped, where they read each other's; then what must
             fit in there is bounded.
+
+    Raises:
+        UsageError: the staging area is too small for any pieces; on all ranks alike.
     """
     make = _planner(call, world_size, options, block_size, staging_bytes is not None)
     limit = largest(options.scratch_bytes if staging_bytes is None else staging_bytes)
@@ -61,6 +65,11 @@ def bounded_plan(
     while True:
         first = make(0, piece_bytes)
         if need(first) <= limit or piece_bytes <= _LEAST_PIECE_BYTES:
+            if staging_bytes is not None and need(first) > limit:
+                raise UsageError(
+                    f"{call.text()}, {first.schedule}: a rank stages {need(first)} bytes for its peers in the shortest "
+                    f"pieces; expected at most {limit}: raise scratch_bytes, or choose another schedule"
+                )
             return first if rank == 0 else make(rank, piece_bytes)
         num_pieces = -(-message_bytes // piece_bytes)
         enough = -(-num_pieces * need(first) // limit)

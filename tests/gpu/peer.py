@@ -148,6 +148,44 @@ def graphs_and_groups(rank: int, world_size: int) -> str:
     return "80 calls of two groups on two streams, 2 graphs of 3 calls replayed 20 times beside eager calls"
 
 
+def mapped(rank: int, world_size: int) -> str:
+    """Tensors of a pool that peers have mapped, on some ranks or on all: the same bits, and nothing is staged."""
+    import detcomm
+
+    device = start(rank, world_size)
+    options = Options(cuda_transport="peer", node_size=NODE)
+    group: Any = dist.new_group(backend="detcomm", pg_options=options)
+    case = Case("all_reduce", "bfloat16", "sum", (3 << 20) + 8, options)
+    source = gpu_cases.contribution(case, rank, world_size, device)
+    right = gpu_cases.expected(case, world_size)
+    dist.all_reduce(source.clone(), group=group)
+    torch.cuda.synchronize()
+    ordinary = source.clone()
+    with detcomm.symmetric_memory(group):
+        tensor = torch.empty_like(source)
+    for some in (False, True):
+        target = ordinary if some and rank % 2 else tensor
+        for _ in range(3):
+            target.copy_(source)
+            dist.all_reduce(target, group=group)
+            assert np.array_equal(gpu_cases.host_bytes(target), right), f"rank {rank}: other bits, some={some}"
+    times = {}
+    for name, target in (("ordinary", ordinary), ("mapped", tensor)):
+        ms, _ = in_turn(lambda g, t=target: dist.all_reduce(t, group=g), {name: group}, 16)
+        times[name] = ms[name]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tensor.copy_(source)
+        dist.all_reduce(tensor, group=group)
+    for _ in range(3):
+        graph.replay()
+        assert np.array_equal(gpu_cases.host_bytes(tensor), right), f"rank {rank}: other bits in a graph"
+    del graph
+    dist.barrier()
+    dist.destroy_process_group()
+    return f"mapped on all ranks, on every other, and in a graph: the oracle's bits; {times} ms"
+
+
 def bandwidth(rank: int, world_size: int) -> list[str]:
     """Bytes that all ranks' kernels read and write, over the time, beside a device copy's: all ranks share one GPU.
 

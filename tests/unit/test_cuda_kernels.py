@@ -7,7 +7,6 @@ A GPU's own arithmetic is compared with golden vectors at first use, and by ``sc
 import ctypes
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,14 @@ import pytest
 
 from detcomm.collectives import DType, ReduceOp
 from detcomm.cuda import compile as cuda_compile
-from detcomm.cuda.kernels import MAX_OPERANDS, fold_defines
-from detcomm.cuda.libraries import nvrtc
+from detcomm.cuda.kernels import MAX_OPERANDS, PEERS, fold_defines
 from detcomm.cuda.native import MAX_COPIES
 from detcomm.errors import NativeError, UnsupportedError
 from detcomm.fold_spec import FoldSpec
-from tests import inputs, oracle
+from tests import host_kernels, inputs, oracle
 from tests.gpu import assembly
 
 ROOT = Path(__file__).parents[2]
-COMPILER = shutil.which("g++") or shutil.which("c++")
 
 FOLD_DRIVER = """
 extern "C" void run_fold(const void* const* operands, void* output, u64 count, u64 divisor, u64 num_threads) {
@@ -58,40 +55,13 @@ extern "C" void run_premultiply(const void* input, void* output, u64 count, doub
 }
 """
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
-
-
-def _build(folder: Path, text: str, *more_flags: str) -> ctypes.CDLL:
-    """A translation unit that includes kernels, compiled for the host."""
-    source, library = folder / "kernel.cpp", folder / "kernel.so"
-    source.write_text(f'#include "device.cuh"\n{text}')
-    for name, content in cuda_compile.sources().items():
-        if name != "device.cuh":
-            (folder / name).write_text(content)
-    (folder / "device.cuh").write_text((ROOT / "tests" / "cuda_host" / "device.cuh").read_text())
-    flags = [
-        "-std=c++17",
-        "-O1",
-        "-ffp-contract=off",
-        "-fPIC",
-        "-shared",
-        "-Wno-unknown-pragmas",
-        "-Wno-psabi",
-        *more_flags,
-    ]
-    done = subprocess.run(
-        [str(COMPILER), *flags, "-o", str(library), str(source)], capture_output=True, text=True, timeout=300
-    )
-    if "_Float16" in done.stderr:
-        pytest.skip("this compiler has no _Float16")
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(library))
+needs_compiler = pytest.mark.skipif(host_kernels.COMPILER is None, reason="no C++ compiler here")
 
 
 def _host_fold(folder: Path, spec: FoldSpec) -> Any:
     """The fold kernel of a specification, as a function of the host."""
     defines = "".join(f"#define {name} {value}\n" for name, value in fold_defines(spec).items())
-    function = _build(folder, f'{defines}#include "fold.cu"\n{FOLD_DRIVER}').run_fold
+    function = host_kernels.build(folder, f'{defines}#include "fold.cu"\n{FOLD_DRIVER}').run_fold
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_uint64] * 3)
     function.restype = None
     return function
@@ -154,7 +124,7 @@ def test_a_pair_has_one_nan_whatever_its_neighbour(has_min_pair: int, tmp_path: 
       for (u64 i = 0; i < count; ++i) pairs[i] = with_one_nan<0x7FC0u>(pairs[i]);
     }
     """
-    run = _build(tmp_path, driver, f"-DDC_HAS_MIN_PAIR={has_min_pair}").run_pairs
+    run = host_kernels.build(tmp_path, driver, f"-DDC_HAS_MIN_PAIR={has_min_pair}").run_pairs
     run.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
     run.restype = None
     halves = np.array([half for half in range(1 << 16) if half & 0x7FFF <= 0x7F80 or half == 0x7FFF], np.uint32)
@@ -187,7 +157,7 @@ def test_leaves_and_partials_mix(num_inputs: int, tmp_path: Path) -> None:
 @needs_compiler
 def test_copies_of_any_alignment_and_length(tmp_path: Path) -> None:
     """64 rows: sources and targets at all places relative to 16 bytes, and lengths from nothing to several vectors."""
-    run = _build(tmp_path, f'#include "copy.cu"\n{COPY_DRIVER}').run_copy
+    run = host_kernels.build(tmp_path, f'#include "copy.cu"\n{COPY_DRIVER}').run_copy
     run.argtypes = (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64)
     run.restype = None
     rng = np.random.default_rng(1)
@@ -209,7 +179,7 @@ def test_copies_of_any_alignment_and_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", inputs.FLOATS)
 def test_the_sender_multiplies_as_the_oracle_does(dtype: str, tmp_path: Path) -> None:
     text = f'#define DC_LEAF {fold_defines(_pair(dtype))["DC_LEAF"]}\n#include "premultiply.cu"\n'
-    run = _build(tmp_path, text + PREMULTIPLY_DRIVER).run_premultiply
+    run = host_kernels.build(tmp_path, text + PREMULTIPLY_DRIVER).run_premultiply
     run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double)
     run.restype = None
     given = inputs.rank_input(dtype, 500, 0, 2)
@@ -229,27 +199,23 @@ def test_too_many_operands_are_refused() -> None:
         fold_defines(spec)
 
 
-def _has_nvrtc() -> bool:
-    try:
-        nvrtc()
-    except NativeError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not _has_nvrtc(), reason="no NVRTC here: pip install nvidia-cuda-nvrtc")
+@pytest.mark.skipif(not host_kernels.has_nvrtc(), reason="no NVRTC here: pip install nvidia-cuda-nvrtc")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize(
     ("dtype", "op", "num_inputs", "accumulate"),
     [("float32", "avg", 8, "float32"), ("bfloat16", "sum", 20, "float32"), ("bfloat16", "sum", 2, "float32"),
      ("float16", "product", 3, "wire"), ("float64", "avg", 2, "float32")],
 )  # fmt: skip
+@pytest.mark.parametrize("file", ["fold.cu", "fold.cu of peers", "peer_fused.cu"])
 def test_the_assembly_says_how_each_operation_rounds(
-    dtype: str, op: str, num_inputs: int, accumulate: Any, architecture: str
+    dtype: str, op: str, num_inputs: int, accumulate: Any, architecture: str, file: str
 ) -> None:
     spec = FoldSpec(ReduceOp(op), DType(dtype), accumulate, "tree", (True,) * num_inputs, True, num_inputs)
-    defines = "".join(f"#define {name} {value}\n" for name, value in fold_defines(spec).items())
-    ptx = cuda_compile.compile_text(defines + '#include "fold.cu"\n', architecture).ptx
+    if file == "peer_fused.cu" and num_inputs > 16:
+        pytest.skip("no block has so many peers")
+    macros = fold_defines(spec) | (PEERS if file.endswith("of peers") else {})
+    defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+    ptx = cuda_compile.compile_text(f'{defines}#include "{file.split()[0]}"\n', architecture).ptx
     arithmetic = re.findall(r"\b(?:add|sub|mul|div|fma|mad)\.\S*f(?:16|32|64)\b", ptx)
     assert arithmetic
     wrong = [name for name in arithmetic if ".rn." not in name or ".ftz" in name or name.startswith(("fma", "mad"))]
@@ -258,7 +224,7 @@ def test_the_assembly_says_how_each_operation_rounds(
 
 
 @pytest.mark.skipif(
-    not _has_nvrtc() or assembly.cuobjdump() is None,
+    not host_kernels.has_nvrtc() or assembly.cuobjdump() is None,
     reason="no NVRTC or cuobjdump here: pip install nvidia-cuda-nvrtc nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm",
 )
 def test_the_machine_code_of_sums_neither_fuses_nor_flushes() -> None:
@@ -274,7 +240,7 @@ def test_the_machine_code_of_sums_neither_fuses_nor_flushes() -> None:
     assert "FFMA" in assembly.wrong_instructions(assembly.disassembled(average))
 
 
-@pytest.mark.skipif(not _has_nvrtc(), reason="no NVRTC here: pip install nvidia-cuda-nvrtc")
+@pytest.mark.skipif(not host_kernels.has_nvrtc(), reason="no NVRTC here: pip install nvidia-cuda-nvrtc")
 def test_compiled_kernels_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cuda_compile.CACHE_VARIABLE, str(tmp_path))
     first = cuda_compile.compile_kernel("copy.cu", {}, "sm_90")
@@ -284,7 +250,7 @@ def test_compiled_kernels_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.M
     assert cuda_compile.compile_kernel("copy.cu", {}, "sm_90") == first
 
 
-@pytest.mark.skipif(not _has_nvrtc(), reason="no NVRTC here: pip install nvidia-cuda-nvrtc")
+@pytest.mark.skipif(not host_kernels.has_nvrtc(), reason="no NVRTC here: pip install nvidia-cuda-nvrtc")
 def test_what_does_not_compile_says_why() -> None:
     with pytest.raises(NativeError, match="identifier"):
         cuda_compile.compile_text('#include "premultiply.cu"\n', "sm_90")

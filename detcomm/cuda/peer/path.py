@@ -67,19 +67,22 @@ class PeerPath:
         self._give_back = give_back
         self.memory = memory
         self._timeout_s = timeout_s
-        self._eager = [self._seat(memory.segment)]
+        self._eager = self._seat(memory.segment)
         self._captured: dict[int, list[Seat]] = {}
         self.ranks = memory.ranks
-        self.staging_bytes = self._eager[0].staging_bytes
+        self.staging_bytes = self._eager.staging_bytes
 
     def seat(self, num_bytes: int, capture: int) -> Seat:
         """What a call uses that stages so much.
 
         Args:
-            num_bytes: the same on all ranks of the block: where a segment is missing, they make it together.
+            num_bytes: the same on all ranks of the block: where a graph needs a segment, they make it together.
             capture: the number of the graph's capture; 0 for none.
         """
-        seats = self._captured.setdefault(capture, []) if capture else self._eager
+        if not capture:
+            assert num_bytes <= self._eager.staging_bytes, "a plan that its bound should have cut shorter"
+            return self._eager
+        seats = self._captured.setdefault(capture, [])
         for seat in seats:
             if num_bytes <= seat.staging_bytes:
                 return seat

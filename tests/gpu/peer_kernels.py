@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that read each other's memory, all in one process on one GPU: each has two streams, pads and a staging area.
+
+    compute-sanitizer --tool memcheck python -m tests.gpu.peer_kernels
+
+No process, no store and no NCCL: programs, native code and kernels alone. Also what the kernels of one rank do to the
+memory's bandwidth where nothing else runs.
+"""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import torch
+
+from detcomm.call import Call
+from detcomm.collectives import Collective, DType, ReduceOp
+from detcomm.cuda import native
+from detcomm.cuda.bounded_plan import bounded_plan
+from detcomm.cuda.kernels import Kernels, copy_blocks, peer_copy_blocks
+from detcomm.cuda.libraries import driver
+from detcomm.cuda.peer.fused import MOST_BLOCKS, SLICE_BYTES, forms_of, make_fused_program
+from detcomm.cuda.peer.layout import Layout
+from detcomm.cuda.peer.path import PAD_BYTES
+from detcomm.cuda.peer.program import NOTHING, InPlace, make_peer_program
+from detcomm.cuda.program import Compiler, Program
+from detcomm.cuda.stream_order import NUM_EVENTS
+from detcomm.options import Options
+from tests import inputs, oracle
+from tests.gpu.speed import median_s
+
+_PATIENCE_NS = 20_000_000_000
+
+
+class OneProcess:
+    """All ranks on the current device."""
+
+    def __init__(self, world_size: int, staging_bytes: int) -> None:
+        self.world_size, self.room = world_size, staging_bytes
+        self.kernels = Kernels(torch.cuda.current_device())
+        kernels = self.kernels
+        self.compiler = Compiler(
+            kernels.fold, kernels.fold_blocks, kernels.copy, copy_blocks, kernels.peer_fold, kernels.peer_copy,
+            peer_copy_blocks, kernels.sync, kernels.fused,
+        )  # fmt: skip
+        self.pads = [_zeros(64 << 10) for _ in range(world_size)]
+        self.staging = [_zeros(staging_bytes + MOST_BLOCKS * SLICE_BYTES) for _ in range(world_size)]
+        self.words = torch.zeros(64, dtype=torch.int32).pin_memory()
+        self.tables = [_zeros(8 * 256 * world_size) for _ in range(world_size)]
+        self.peers = [self._peers(rank) for rank in range(world_size)]
+        make_stream: Any = torch.cuda.Stream
+        self.streams = [[make_stream() for _ in range(2)] for _ in range(world_size)]
+        self.events = [(ctypes.c_void_p * NUM_EVENTS)(*[_event() for _ in range(NUM_EVENTS)]) for _ in self.peers]
+        self.table = native.functions_of(driver(), None)
+
+    def programs(self, call: Call, options: Options, in_place: InPlace = NOTHING, fuses: bool = False) -> list[Program]:
+        """Of all ranks."""
+        ranks = range(self.world_size)
+        plans = {rank: bounded_plan(call, rank, self.world_size, options, 16, self.room) for rank in ranks}
+        forms = forms_of(plans)
+        if fuses:
+            assert forms is not None
+            return [make_fused_program(forms, rank, self.compiler, 4) for rank in ranks]
+        layouts = {rank: Layout(plan, set(ranks) - {rank}) for rank, plan in plans.items()}
+        return [make_peer_program(plans[rank], layouts, self.compiler, in_place) for rank in ranks]
+
+    def issue(self, programs: list[Program], given: list[Any], results: list[Any]) -> None:
+        """On every rank, once peers know where its tensors lie."""
+        for rank in range(self.world_size):
+            peers = self.peers[rank]
+            for buffer, tensor in enumerate((given[rank], results[rank])):  # region 1 is the input, region 2 the output
+                peers.places[buffer] = (buffer + 1) << 48
+                for table in self.tables:
+                    table.view(torch.int64)[256 * rank + buffer + 1] = tensor.data_ptr()
+        torch.cuda.synchronize()
+        self.issue_only(programs, given, results)
+
+    def issue_only(self, programs: list[Program], given: list[Any], results: list[Any]) -> None:
+        """The same for tensors of the call before; the host waits for nothing."""
+        for rank, program in enumerate(programs):
+            peers = self.peers[rank]
+            call = native.CCall(
+                streams=tuple(stream.cuda_stream for stream in self.streams[rank]),
+                events=ctypes.addressof(self.events[rank]),
+                buffers=(given[rank].data_ptr(), results[rank].data_ptr(), peers.staging[rank]),
+                context=self.kernels.context,
+                peers=ctypes.addressof(peers),
+            )
+            failure = native.CFailure()
+            status = native.library().dc_cuda_issue(
+                program.address, ctypes.byref(self.table), ctypes.byref(call), ctypes.byref(failure)
+            )
+            assert status == 0, f"{failure.function}: {failure.code}"
+
+    def _peers(self, rank: int) -> native.CPeers:
+        peers = native.CPeers(
+            table=self.tables[rank].data_ptr(), words=self.words.data_ptr(), patience_ns=_PATIENCE_NS,
+            fused_offset=self.room, slice_bytes=SLICE_BYTES, pad_bytes=PAD_BYTES, index=rank,
+            num_peers=self.world_size,
+        )  # fmt: skip
+        for index in range(self.world_size):
+            peers.staging[index], peers.pads[index] = self.staging[index].data_ptr(), self.pads[index].data_ptr()
+        return peers
+
+
+def _zeros(num_bytes: int) -> torch.Tensor:
+    return torch.zeros(num_bytes, dtype=torch.uint8, device="cuda")
+
+
+def _event() -> int:
+    handle = ctypes.c_void_p()
+    driver().call("cuEventCreate", ctypes.byref(handle), 2)
+    assert handle.value is not None
+    return handle.value
+
+
+def check() -> str:
+    """Calls of every way through the kernels, each with the oracle."""
+    torch.cuda.set_device(0)
+    num_calls = 0
+    for world_size in (2, 3):
+        ranks = OneProcess(world_size, 4 << 20)
+        count = 20_003
+        given = inputs.make("bfloat16", count, world_size)
+        expected = inputs.bits(oracle.reduce(given, "bfloat16", "sum"))
+        call = Call(Collective.ALL_REDUCE, DType.BFLOAT16, count, ReduceOp.SUM)
+        for schedule, piece in (("direct", None), ("oneshot", None), ("direct", 1 << 12), ("halving", 1 << 12)):
+            options = Options(schedule=schedule, chunk_bytes=piece)
+            for way in (NOTHING, InPlace(True, True), "fused"):
+                if way == "fused" and piece is not None:
+                    continue
+                in_place = NOTHING if isinstance(way, str) else way
+                programs = ranks.programs(call, options, in_place, way == "fused")
+                tensors = [torch.from_numpy(inputs.bits(one).copy()).cuda() for one in given]
+                results = tensors if num_calls % 2 else [torch.zeros_like(tensor) for tensor in tensors]
+                ranks.issue(programs, tensors, results)
+                torch.cuda.synchronize()
+                assert not ranks.words.any(), f"a rank has given up: {ranks.words[:4].tolist()}"
+                for rank, result in enumerate(results):
+                    assert np.array_equal(result.cpu().numpy(), expected), f"{options} {way} of rank {rank}"
+                num_calls += 1
+    return f"{num_calls} calls of 2 and 3 ranks in one process have the oracle's bits"
+
+
+def bandwidth() -> list[str]:
+    """All ranks' calls at once, over the time: whole calls with staging, and of tensors that peers have mapped."""
+    torch.cuda.set_device(0)
+    source, target = _zeros(1 << 28), _zeros(1 << 28)
+    copy = 2 * source.numel() / median_s(lambda: target.copy_(source))
+    lines = [f"device copy {copy / 1e12:.2f} TB/s"]
+    num_bytes = 256 << 20
+    for world_size in (2, 4, 8):
+        ranks = OneProcess(world_size, 2 * num_bytes + (64 << 20))
+        tensors = [_zeros(num_bytes) for _ in range(world_size)]
+        for name in ("all_reduce", "reduce_scatter"):
+            collective = Collective(name)
+            shards = None if name == "all_reduce" else (num_bytes // 2 // world_size,) * world_size
+            call = Call(collective, DType.BFLOAT16, num_bytes // 2, ReduceOp.SUM, shards)
+            outputs = tensors if shards is None else [_zeros(num_bytes // world_size) for _ in tensors]
+            for in_place, piece in ((NOTHING, 1 << 30), (NOTHING, 16 << 20), (InPlace(True, True), 1 << 30)):
+                programs = ranks.programs(call, Options(schedule="direct", chunk_bytes=piece), in_place)
+                ranks.issue(programs, tensors, outputs)
+                seconds = min(_seconds(ranks, programs, tensors, outputs) for _ in range(7))
+                moved = sum(program.counts.folded_bytes + program.counts.copied_bytes for program in programs)
+                where = "read in place" if in_place.input else f"staged in pieces of {min(piece, num_bytes) >> 20} MiB"
+                lines.append(
+                    f"{name} x{world_size}, {where}: {moved / seconds / 1e12:.2f} TB/s, "
+                    f"{moved / seconds / copy:.2f} of the copy, {seconds * 1e3:.2f} ms"
+                )
+    return lines
+
+
+def _seconds(ranks: OneProcess, programs: list[Program], given: list[Any], results: list[Any]) -> float:
+    """From the first operation of the first rank to the last of the last; all are issued while the GPU is kept busy."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    holder = torch.cuda.current_stream()
+    torch.cuda._sleep(40_000_000)  # so that all is issued when it begins
+    begin.record(holder)
+    for streams in ranks.streams:
+        for stream in streams:
+            stream.wait_event(begin)
+    ranks.issue_only(programs, given, results)
+    for streams in ranks.streams:
+        holder.wait_stream(streams[0])
+    end.record(holder)
+    torch.cuda.synchronize()
+    assert not ranks.words.any()
+    return begin.elapsed_time(end) / 1e3
+
+
+if __name__ == "__main__":
+    print(check())

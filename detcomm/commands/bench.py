@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from detcomm.collectives import Collective, DType, ReduceOp, is_legal
 from detcomm.commands import lists
 from detcomm.commands.bench_compare import print_changes
 from detcomm.commands.output_files import check_can_draw, writable
+from detcomm.commands.progress import progress
 from detcomm.commands.ranks import NprocOption, Place, take_place
 from detcomm.errors import UsageError
 from detcomm.options import Options
@@ -154,7 +154,7 @@ def _measure(
     found_so_far: list[Measurement] = []
     report = Report(place.world_size, "detcomm", found_so_far, device, options.numerics_id)
     say = print if place.speaks else lambda *_: None
-    with Console(stderr=True, quiet=not place.speaks).status("measuring") as status:
+    with progress(place.speaks, "measuring") as tell:
         for text in (*_about(report, wanted, effort, check_iters), *legend(report.numerics_id)):
             say(text)
         told: list[str] = []
@@ -166,7 +166,7 @@ def _measure(
             rows: list[dict[str, Any]] = []
             for case in cases:
                 number += 1
-                status.update(f"{number} of {len(wanted)}: {collective.value} {case.dtype.value} {case.num_bytes} B")
+                tell(f"{number} of {len(wanted)}: {collective.value} {case.dtype.value} {case.num_bytes} B")
                 if case.count(place.world_size) == 0:
                     say(f"# {case.num_bytes} B of {case.dtype.value}: less than an element a rank, left out")
                     continue

@@ -3,19 +3,20 @@
 
 import json
 from contextlib import ExitStack
+from itertools import count as count_from
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from detcomm.association import NAMES, Association
 from detcomm.collectives import Collective, ReduceOp
 from detcomm.commands import lists
 from detcomm.commands.output_files import JsonOption, check_can_draw, writable
+from detcomm.commands.progress import progress
 from detcomm.commands.ranks import NprocOption, take_place
 from detcomm.errors import UsageError
 from detcomm.options import Options
@@ -73,9 +74,9 @@ def probe_command(
     with ExitStack() as stack:
         reducer = stack.enter_context(examined.opened())
         assert reducer is not None
-        progress = stack.enter_context(Progress(console=Console(stderr=True, quiet=not place.speaks), transient=True))
+        say = stack.enter_context(progress(place.speaks, "probing"))
         num_pairs = examined.world_size * (examined.world_size - 1) // 2
-        task = progress.add_task("probing", total=num_pairs * len(counts) * len(types))
+        probed_pairs = count_from(1)
         for dtype in types:
             for count in counts:
                 probings.append(
@@ -86,7 +87,7 @@ def probe_command(
                         dtype,
                         count,
                         root=root,
-                        advance=lambda: progress.advance(task),
+                        advance=lambda: say(f"{next(probed_pairs)} of {num_pairs * len(counts) * len(types)} pairs"),
                     )
                 )
     breaches = [breach for probed in probings if promised for breach in probed.breaches(promised)]

@@ -15,6 +15,7 @@ from detcomm.association import NAMES
 from detcomm.collectives import DType, is_legal
 from detcomm.commands import lists
 from detcomm.commands.output_files import JsonOption
+from detcomm.commands.progress import progress
 from detcomm.commands.ranks import NprocOption, take_place
 from detcomm.errors import UsageError
 from detcomm.reducers import check_can_examine, examine
@@ -60,8 +61,8 @@ def verify_command(
     if count is not None and count < examined.world_size:
         raise UsageError(f"--count: expected at least {examined.world_size}, one element a rank, got {count}")
     console = Console(quiet=not place.speaks, width=None if sys.stdout.isatty() else _WIDTH)
-    with Console(stderr=True, quiet=not place.speaks).status("verifying") as status:
-        verdict = verify(examined, scope, status.update)
+    with progress(place.speaks, "verifying") as say:
+        verdict = verify(examined, scope, say)
     if not sum(verdict.num_checks.values()):
         raise UsageError(f"nothing was checked: {backend} has none of these operations on any of these types")
     if place.speaks:

@@ -153,17 +153,18 @@ class _PeerBuilder(Builder):
         signals = self._ledger.exchange(self._step, senders)
         if not self._two_streams:
             self._ledger.tell_done(signals)
-        self._ledger.free_next_slot(self._step, signals)
-        for step in self._ledger.steps_read_in(written(self.plan, self.plan.steps[self._step])):
-            self._ledger.wait_for(step, signals)
-        reads = []
+        freed = self._ledger.free_next_slot(self._step, signals)
+        awaited = self._ledger.steps_read_in(written(self.plan, self.plan.steps[self._step]))
+        for step in awaited:
+            freed += self._ledger.wait_for(step, signals)
+        reads = [self._told_before(awaited)]
         for sent in self._sent():
             if sent.is_copied and not self._stays(sent):
                 reads.append(Span(_Order.STAGED, sent.staged, sent.staged + sent.region.num_bytes))
                 continue
             reads.append(self.span(sent.region))
             self._ledger.expose(self._step, reads[-1])
-        self._add_sync(signals, reads, [self._arrived()], MAIN)
+        self._add_sync(signals, reads, [self._arrived(), *freed], MAIN)
 
     def _wait_for_readers(self, writes: Sequence[Span]) -> None:
         """Before bytes are written that peers may still read."""
@@ -171,9 +172,16 @@ class _PeerBuilder(Builder):
         steps = self._ledger.steps_read_in(writes)
         if steps and not self._two_streams:
             self._ledger.tell_done(signals)
-        for step in steps:
-            self._ledger.wait_for(step, signals)
-        self._add_sync(signals, [], list(writes), MAIN)
+        freed = [span for step in steps for span in self._ledger.wait_for(step, signals)]
+        self._add_sync(signals, [self._told_before(steps)], freed, MAIN)
+
+    def _told_before(self, awaited: Sequence[int]) -> Span:
+        """What a sync on the main stream comes behind on the side stream: what its peers may wait for meanwhile.
+
+        Peers free a slot that is two steps old; and who waits for the readers of a later step is awaited likewise. So
+        no rank needs two kernels to run at once: a GPU, or a graph, may put them in any order.
+        """
+        return Span(_Order.ARRIVED, 0, max([self._step - 1, *(step + 1 for step in awaited)]))
 
     def _add_sync(self, signals: Signals, reads: list[Span], writes: list[Span], stream: int) -> None:
         if signals:

@@ -74,18 +74,27 @@ class Ledger:
         touched = [step for step, span in self._unread if any(span.overlaps(write) for write in writes)]
         return sorted({step for step, _ in self._unread if step <= max(touched)}) if touched else []
 
-    def free_next_slot(self, step: int, signals: Signals) -> None:
-        """Wait until the slot has been read into which the next step stages that does."""
+    def free_next_slot(self, step: int, signals: Signals) -> list[Span]:
+        """Wait until the slot has been read into which the next step stages that does; see ``wait_for``."""
         slots = self._layout.slot_of
         following = slots.get(step, len(slots)) + 1
         if NUM_SLOTS <= following < len(slots):
-            self.wait_for(next(old for old, number in slots.items() if number == following - NUM_SLOTS), signals)
+            return self.wait_for(next(old for old, number in slots.items() if number == following - NUM_SLOTS), signals)
+        return []
 
-    def wait_for(self, step: int, signals: Signals) -> None:
-        """Wait until all that a step has sent has been read; and so all that was sent before to the same peers."""
+    def wait_for(self, step: int, signals: Signals) -> list[Span]:
+        """Wait until all that a step has sent has been read; and so all that was sent before to the same peers.
+
+        Returns:
+            What may be written behind this sync, and not before: from now on nobody else waits for its readers.
+        """
         for peer in self._layout.receivers(step):
-            signals.setdefault(peer, self._signal(peer)).most = self._later(step, peer)
+            signal = signals.setdefault(peer, self._signal(peer))
+            most = self._later(step, peer)
+            signal.most = most if signal.most < 0 else min(signal.most, most)
+        read = [span for sent, span in self._unread if self._is_awaited(sent, signals)]
         self._unread = [(sent, span) for sent, span in self._unread if not self._is_awaited(sent, signals)]
+        return read
 
     def end(self) -> Signals:
         """Tell and wait for all that is open."""

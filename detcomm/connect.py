@@ -178,7 +178,7 @@ class _Attempt:
         absent = [rank for rank, text in enumerate(texts) if text is None]
         if absent:
             self._is_decided = True
-            raise PeerTimeoutError(f"{where}: {ranks_text(absent)} did not answer (stage {stage})")
+            raise PeerTimeoutError(f"{where}: {ranks_text(absent)} did not answer within the timeout (stage {stage})")
         answers = [text for text in texts if text is not None]
         failures: dict[str, list[int]] = {}
         for rank, answer in enumerate(answers):

@@ -167,7 +167,9 @@ def _round(
     texts = read_all(store, keys, timeout_s, give_up)
     missing = [names[peer] for peer, text in enumerate(texts) if text is None]
     if missing:
-        raise PeerTimeoutError(f"shared memory: {ranks_text(missing)} did not answer within the timeout (round {name!r})")
+        raise PeerTimeoutError(
+            f"shared memory: {ranks_text(missing)} did not answer within the timeout (round {name!r})"
+        )
     answers = [_Answer.decode(text) for text in texts if text is not None]
     failures: dict[str, list[int]] = {}
     for peer, said in enumerate(answers):

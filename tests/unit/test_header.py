@@ -16,9 +16,11 @@ from detcomm.header import (
     describe_difference,
     digest,
     header_for,
+    header_of_movement,
     ranks_text,
     with_sequence,
 )
+from detcomm.movement_call import MOVEMENTS, MovementCall
 
 _digests = st.binary(min_size=16, max_size=16)
 _names = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=32)
@@ -26,7 +28,7 @@ _counts = st.integers(0, 2**64 - 1)
 
 headers = st.builds(
     Header,
-    collective=st.sampled_from([collective.value for collective in Collective]),
+    collective=st.sampled_from([*(collective.value for collective in Collective), *MOVEMENTS]),
     op=st.sampled_from(["", *(op.value for op in ReduceOp)]),
     dtype=_names,
     count=_counts,
@@ -75,6 +77,28 @@ def test_the_layout_is_frozen() -> None:
     assert encoded[104:136].rstrip(b"\0") == b"float32"
     assert encoded[136:200].rstrip(b"\0") == b"tree/1:float32"
     assert encoded[200:] == bytes(56)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "text"),
+    [
+        ("broadcast", 5, "broadcast(int8[6], root 2)"),
+        ("gather", 6, "gather(int8[6], root 2)"),
+        ("scatter", 7, "scatter(int8[6], root 2)"),
+        ("all_to_all", 8, "all_to_all(int8)"),
+        ("barrier", 9, "barrier(int8)"),
+    ],
+)
+def test_the_header_of_a_movement_is_frozen_and_says_what_is_moved(name: str, number: int, text: str) -> None:
+    header = header_of_movement(MovementCall(name, "int8", 6, 2), "tree/1:float32", digest("options"))
+    encoded = header.encode()
+    assert encoded[10:16] == bytes([number, 0, 2, 0, 0, 0])
+    assert encoded[24:32] == (6).to_bytes(8, "little")
+    decoded = Header.decode(encoded)
+    assert decoded is not None
+    assert decoded.text() == text
+    other = example().encode()
+    assert describe_difference([encoded, other]).endswith(f"rank 0: {text}; rank 1: all_reduce(sum, float32[1000])")
 
 
 @pytest.mark.parametrize("data", [bytes(HEADER_BYTES), b"detcomm\0\2" + bytes(247), b"\xff" * HEADER_BYTES])

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs whose ranks read each other's memory, run natively on fake GPUs: the oracle's bits, whatever lies where."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
+from detcomm.cuda.peer.program import InPlace
 from detcomm.options import Options
 from tests import fake_gpu, host_kernels, inputs, oracle
 from tests.fake_peers import Peers
@@ -21,9 +24,8 @@ SCHEDULES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5, 8])
+@pytest.mark.parametrize(("world_size", "chunk_bytes"), [(2, 1024), (3, None), (5, 1024), (8, None)])
 @pytest.mark.parametrize(("association", "schedule"), SCHEDULES)
-@pytest.mark.parametrize("chunk_bytes", [1024, None])
 def test_all_reduce_has_the_bits_of_the_oracle(
     world_size: int, association: str, schedule: str, chunk_bytes: int | None
 ) -> None:
@@ -33,7 +35,7 @@ def test_all_reduce_has_the_bits_of_the_oracle(
     call = Call(Collective.ALL_REDUCE, DType.BFLOAT16, count, ReduceOp.SUM)
     expected = inputs.bits(oracle.reduce(given, "bfloat16", "sum", association=association, ring_chunk_elems=64))
     peers = Peers(world_size)
-    for in_place in (False, True, True):
+    for in_place in (False, True):
         outcome = peers.run(call, options, [inputs.bits(one) for one in given], in_place)
         for output in outcome.outputs:
             assert np.array_equal(output, expected)
@@ -43,3 +45,59 @@ def test_all_reduce_has_the_bits_of_the_oracle(
             given, "bfloat16", "sum", association="tree" if association == "ring" else "ring", ring_chunk_elems=64
         )
         assert not np.array_equal(inputs.bits(other), expected), "these inputs show no order"
+
+
+@pytest.mark.parametrize("accumulate", ["float32", "wire"])
+def test_every_type_and_operation(accumulate: Any) -> None:
+    """Half of the ranks' tensors are read where they lie."""
+    world_size, count = 4, 131
+    peers = Peers(world_size)
+    places = [InPlace(rank % 2 == 0, rank % 2 == 0) for rank in range(world_size)]
+    options = Options(schedule="halving", chunk_bytes=512, accumulate=accumulate)
+    num_calls = 0
+    for dtype in inputs.DTYPES:
+        if dtype.startswith("complex") or (accumulate == "wire" and dtype not in ("bfloat16", "float16")):
+            continue
+        for op in inputs.legal_ops(dtype):
+            if op == "premul_sum":
+                continue
+            given = inputs.make(dtype, count, world_size)
+            call = Call(Collective.ALL_REDUCE, DType(dtype), count, ReduceOp(op))
+            expected = inputs.bits(oracle.reduce(given, dtype, op, accumulate=accumulate))
+            data = [inputs.bits(one) for one in given]
+            for output in peers.run(call, options, data, in_place=True, symmetric=places).outputs:
+                assert np.array_equal(output, expected), f"{dtype} {op}"
+            num_calls += 1
+    assert num_calls > (60 if accumulate == "float32" else 8)
+
+
+@pytest.mark.parametrize("block_size", [2, 4])
+@pytest.mark.parametrize("schedule", ["hierarchical", "direct", "halving", "oneshot", "binomial"])
+def test_what_crosses_blocks_goes_by_nccl_in_the_same_step(schedule: str, block_size: int) -> None:
+    world_size, count = 7, 2003
+    options = Options(schedule=schedule, chunk_bytes=1024)
+    given = inputs.make("bfloat16", count, world_size)
+    call = Call(Collective.ALL_REDUCE, DType.BFLOAT16, count, ReduceOp.SUM)
+    expected = inputs.bits(oracle.reduce(given, "bfloat16", "sum"))
+    outcome = Peers(world_size, block_size).run(call, options, [inputs.bits(one) for one in given], in_place=True)
+    assert all(np.array_equal(output, expected) for output in outcome.outputs)
+    for gpu, program in zip(outcome.gpus, outcome.programs, strict=True):
+        receivers = {args[0] for name, *args in gpu.calls if name == "ncclSend"}
+        assert all(peer // block_size != gpu.rank // block_size for peer in receivers)
+        assert program.counts.sent_bytes == sum(args[1] for name, *args in gpu.calls if name == "ncclSend")
+    assert any(program.counts.peer_bytes and program.counts.sent_bytes for program in outcome.programs)
+
+
+def test_shards_of_all_lengths_in_place_or_not() -> None:
+    counts = (700, 1, 0, 301)
+    total = sum(counts)
+    peers = Peers(4)
+    options = Options(chunk_bytes=1024)
+    given = inputs.make("float32", total, 4)
+    expected = inputs.bits(oracle.reduce(given, "float32", "avg"))
+    for in_place in (False, True):
+        scatter = Call(Collective.REDUCE_SCATTER, DType.FLOAT32, total, ReduceOp.AVG, counts)
+        shards = peers.run(scatter, options, [inputs.bits(one) for one in given], in_place).outputs
+        assert np.array_equal(np.concatenate(shards), expected)
+    gather = Call(Collective.ALL_GATHER, DType.FLOAT32, total, None, counts)
+    assert all(np.array_equal(whole, expected) for whole in peers.run(gather, options, shards).outputs)

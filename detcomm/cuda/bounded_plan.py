@@ -43,7 +43,8 @@ def bounded_plan(
 ) -> Plan:
     """The plan of a call whose scratch stays within ``options.scratch_bytes``, as far as pieces can be made shorter.
 
-    All ranks must cut alike, and need unlike scratch. So rank 0's need decides for all, with room for the others'.
+    All ranks must cut alike, and need unlike scratch. So rank 0's need decides for all, with room for the others'; in
+    mapped memory rank 1's, too, since a root may have nothing to stage where all others have.
 
     Args:
         block_size: ranks of one aligned block that share a host.
@@ -56,23 +57,28 @@ def bounded_plan(
     make = _planner(call, world_size, options, block_size, staging_bytes is not None)
     limit = largest(options.scratch_bytes if staging_bytes is None else staging_bytes)
 
-    def need(plan: Plan) -> int:
-        return plan.scratch_bytes if staging_bytes is None else Layout(plan, range(1, block_size)).num_bytes
+    def need(first: Plan, piece_bytes: int) -> int:
+        if staging_bytes is None:
+            return first.scratch_bytes
+        block = range(min(block_size, world_size))
+        plans = [first, *(make(other, piece_bytes) for other in block[1:2])]
+        return max(Layout(plan, {*block} - {plan.rank}).num_bytes for plan in plans)
 
     message_bytes = call.count * call.dtype.itemsize
     usual = PIECE_BYTES_ACROSS if block_size < world_size else PIECE_BYTES
     piece_bytes = options.chunk_bytes or _part(message_bytes, -(-message_bytes // usual))
     while True:
         first = make(0, piece_bytes)
-        if need(first) <= limit or piece_bytes <= _LEAST_PIECE_BYTES:
-            if staging_bytes is not None and need(first) > limit:
+        num_bytes = need(first, piece_bytes)
+        if num_bytes <= limit or piece_bytes <= _LEAST_PIECE_BYTES:
+            if staging_bytes is not None and num_bytes > limit:
                 raise UsageError(
-                    f"{call.text()}, {first.schedule}: a rank stages {need(first)} bytes for its peers in the shortest "
+                    f"{call.text()}, {first.schedule}: a rank stages {num_bytes} bytes for its peers in the shortest "
                     f"pieces; expected at most {limit}: raise scratch_bytes, or choose another schedule"
                 )
             return first if rank == 0 else make(rank, piece_bytes)
         num_pieces = -(-message_bytes // piece_bytes)
-        enough = -(-num_pieces * need(first) // limit)
+        enough = -(-num_pieces * num_bytes // limit)
         piece_bytes = max(_part(message_bytes, max(enough, num_pieces + 1)), _LEAST_PIECE_BYTES)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
+from detcomm.cuda.bounded_plan import bounded_plan
 from detcomm.cuda.peer.layout import Layout
 from detcomm.cuda.peer.program import InPlace, _PeerBuilder
 from detcomm.cuda.peer.signals import Ledger
@@ -106,3 +107,13 @@ def test_waits_of_one_sync_add_up() -> None:
 
 def _nothing_told(builder: _PeerBuilder, _: Sequence[int]) -> Span:
     return builder._arrived()._replace(start=0, stop=0)
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_a_root_that_stages_nothing_does_not_decide_for_all(root: int) -> None:
+    """Of the staging area that all ranks have: pieces are cut for those who send."""
+    call = Call(Collective.REDUCE, DType.FLOAT32, 3 << 18, ReduceOp.SUM, root=root)
+    options = Options(schedule="oneshot", scratch_bytes=1 << 20)
+    plans = [bounded_plan(call, rank, 4, options, 4, 1 << 20) for rank in range(4)]
+    assert max(Layout(plan, set(range(4)) - {plan.rank}).num_bytes for plan in plans) <= 1 << 20
+    assert len({len(plan.steps) for plan in plans}) == 1, "all ranks cut alike"

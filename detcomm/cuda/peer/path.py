@@ -116,8 +116,9 @@ class PeerPath:
         self.memory.abandon()
 
     def close(self) -> None:
-        """The GPU is done with it."""
-        self._give_back()
+        """The GPU is done with it. Idempotent."""
+        give_back, self._give_back = self._give_back, _nothing
+        give_back()
         self.memory.close()
 
     def _seat(self, segment: Segment) -> Seat:
@@ -137,3 +138,7 @@ class PeerPath:
             peers.staging[index], peers.pads[index] = staging, pad
         own = segment.staging[memory.index]
         return Seat(own, segment.staging_bytes - slices, peers, ctypes.addressof(peers))
+
+
+def _nothing() -> None:
+    """What is given back once is not given back again: others would get more than there is."""

@@ -53,8 +53,26 @@ def agree_on_blocks(
     Raises:
         PeerTimeoutError: ranks did not come; names them.
     """
-    with _lock:
+    with _lock:  # until it is known how many, all that are wanted: another group may connect meanwhile
         own = _Told(kernels.bus, kernels.num_processors, _held.get(kernels.device, 0))
+        _held[kernels.device] = own.held + most
+    blocks = 0
+    try:
+        blocks = _agree(store, own, rank, world_size, most, timeout_s, has_failed)
+    finally:
+        give_back(kernels.device, most - blocks)
+    return blocks
+
+
+def _agree(
+    store: Any,
+    own: _Told,
+    rank: int,
+    world_size: int,
+    most: int,
+    timeout_s: float,
+    has_failed: Callable[[], bool],
+) -> int:
     store.set(str(rank), f"{own.bus} {own.num_processors} {own.held}")
     texts = store_access.read_all(store, [str(peer) for peer in range(world_size)], timeout_s, has_failed)
     late = [peer for peer, text in enumerate(texts) if text is None]
@@ -62,10 +80,7 @@ def agree_on_blocks(
         raise PeerTimeoutError(f"ranks {late} did not say how busy their GPUs are")
     told = [_Told(bus, int(processors), int(held)) for bus, processors, held in (str(text).split() for text in texts)]
     share = min(each.num_processors * _BLOCKS_PER_PROCESSOR // _sharing(told, each) - each.held for each in told)
-    blocks = min(share, most) if share >= LEAST_BLOCKS else 0
-    with _lock:
-        _held[kernels.device] = _held.get(kernels.device, 0) + blocks
-    return blocks
+    return min(share, most) if share >= LEAST_BLOCKS else 0
 
 
 def give_back(device: int, blocks: int) -> None:

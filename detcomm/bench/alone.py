@@ -47,7 +47,9 @@ def folds(cases: Sequence[dict[str, Any]]) -> Iterator[Outcome]:
     for case in cases:
         if case["least_ratio"]:
             needed, reached = f">= {case['least_ratio']:.0%}", f"{case['ratio']:.0%}"
-            yield Outcome(f"fold of {case['case']}, of a read-only pass", 1, None, None, needed, reached, case["met"])
+            yield Outcome(
+                f"fold of {case['case']}, as a share of a read-only pass", 1, None, None, needed, reached, case["met"]
+            )
         elif case["least_gbps"]:
             needed, reached = f">= {case['least_gbps']:g} GB/s", f"{case['fold_gbps']:.1f} GB/s"
             yield Outcome(f"fold of {case['case']}", 1, None, None, needed, reached, case["met"])

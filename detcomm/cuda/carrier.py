@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 from detcomm.cuda.events import EventPool
 from detcomm.cuda.kernels import Kernels
 from detcomm.cuda.libraries import capture_id, driver, nccl
+from detcomm.cuda.native import MAX_PEERS
 from detcomm.cuda.native_call import NativeCall, Order, Streams
 from detcomm.cuda.nccl import NcclCommunicator
 from detcomm.cuda.peer.fused import MOST_BLOCKS
 from detcomm.cuda.peer.path import LEAST_FOR_FUSED, STAGING_BYTES, PeerPath
 from detcomm.cuda.peer.residency import agree_on_blocks, give_back
 from detcomm.cuda.peer_memory.connect import Refusal, connect_peer_memory
+from detcomm.cuda.peer_memory.memory import PeerMemory
 from detcomm.cuda.prepared import Prepared, PreparedCalls
 from detcomm.cuda.program import failure_text
 from detcomm.cuda.reference_call import Mover, ReferenceCall
@@ -58,10 +60,14 @@ def connect_peers(member: Membership, kernels: Kernels) -> PeerPath | None:
     if member.world_size == 1 or options.cuda_transport == "nccl":
         return None
     staging_bytes = min(options.scratch_bytes, STAGING_BYTES)
-    memory = connect_peer_memory(
-        member.store("peer"), member.name, member.rank, member.world_size, member.block_size, kernels.device,
-        kernels.make_current, staging_bytes, member.failure, member.timeout_s,
-    )  # fmt: skip
+    memory: PeerMemory | Refusal
+    if min(member.block_size, member.world_size) > MAX_PEERS:
+        memory = Refusal(f"blocks of {member.block_size} ranks; expected at most {MAX_PEERS}")
+    else:
+        memory = connect_peer_memory(
+            member.store("peer"), member.name, member.rank, member.world_size, member.block_size, kernels.device,
+            kernels.make_current, staging_bytes, member.failure, member.timeout_s,
+        )  # fmt: skip
     if not isinstance(memory, Refusal):
         most_blocks = 0
         if len(memory.ranks) == member.world_size and staging_bytes >= LEAST_FOR_FUSED:
@@ -88,6 +94,10 @@ class Carrier:
 
     def __init__(self, member: Membership, kernels: Kernels, pool: EventPool, mover: Mover | None) -> None:
         self._member = member
+        if mover is not None and member.options.cuda_transport == "peer":
+            raise UsageError(
+                f"group {member.name}: cuda_transport=peer, but cuda_path=reference moves bytes by stock NCCL"
+            )
         self.peers = None if mover is not None else connect_peers(member, kernels)
         staging_bytes = None if self.peers is None else self.peers.staging_bytes
         self.calls = PreparedCalls(

@@ -213,3 +213,20 @@ def test_short_calls_are_one_launch_unless_captured_or_the_gpu_is_full(monkeypat
             assert all(sum(name == "cuLaunchKernel" for name, *_ in gpu.calls) == launches for gpu in world.gpus)
     world.on_each(lambda rank: worlds[-1].communicators[rank].close())
     assert residency._held == {0: 129, 1: 129}
+
+
+@pytest.mark.parametrize("transport", ["peer", "auto"])
+def test_more_ranks_of_a_host_than_a_signal_pad_has_room_for(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a ragged last block there would be room: all ranks refuse alike."""
+    options = Options(cuda_transport=transport)
+    if transport == "peer":
+        with pytest.raises(UsageError, match="blocks of 32 ranks; expected at most 16"):
+            World(17, options, monkeypatch, block_size=32)
+        return
+    world = World(17, options, monkeypatch, block_size=32)
+    assert all(communicator._carrier.peers is None for communicator in world.communicators)
+
+
+def test_the_reference_path_has_no_peer_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="cuda_path=reference moves bytes by stock NCCL"):
+        World(2, Options(cuda_transport="peer", cuda_path="reference"), monkeypatch, block_size=2)

@@ -8,13 +8,15 @@ import pytest
 
 from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
+from detcomm.cuda import native
 from detcomm.cuda.bounded_plan import bounded_plan
 from detcomm.cuda.peer.layout import Layout
-from detcomm.cuda.peer.program import InPlace, _PeerBuilder
+from detcomm.cuda.peer.program import NOTHING, InPlace, _PeerBuilder, make_peer_program
 from detcomm.cuda.peer.signals import Ledger
 from detcomm.cuda.stream_order import Span
 from detcomm.options import Options
 from detcomm.plan import Space
+from tests import fake_gpu
 from tests.fake_peers import Peers
 from tests.gpu_order import Order
 
@@ -117,3 +119,16 @@ def test_a_root_that_stages_nothing_does_not_decide_for_all(root: int) -> None:
     plans = [bounded_plan(call, rank, 4, options, 4, 1 << 20) for rank in range(4)]
     assert max(Layout(plan, set(range(4)) - {plan.rank}).num_bytes for plan in plans) <= 1 << 20
     assert len({len(plan.steps) for plan in plans}) == 1, "all ranks cut alike"
+
+
+def test_folds_of_many_operands_read_what_they_have_fetched() -> None:
+    """A kernel has room for fewer operands that may lie anywhere; a rank alone on its host folds as many as ever."""
+    call = Call(Collective.REDUCE, DType.FLOAT32, 2, ReduceOp.SUM)
+    options = Options(schedule="oneshot")
+    plans = {rank: bounded_plan(call, rank, 129, options, 8, 1 << 20) for rank in range(8)}
+    layouts = {rank: Layout(plan, set(range(8)) - {rank}) for rank, plan in plans.items()}
+    program = make_peer_program(plans[0], layouts, fake_gpu.Kernels().compiler(), NOTHING)
+    assert [op.kind for op in program.ops].count(native.PEER_COPY) == 1
+    (fold,) = (op for op in program.ops if op.kind in (native.FOLD, native.PEER_FOLD))
+    assert (fold.kind, fold.num_regions) == (native.FOLD, 130)
+    assert layouts[0].num_bytes >= plans[0].scratch_bytes

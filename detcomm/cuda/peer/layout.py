@@ -10,6 +10,7 @@ Knows plans, neither addresses nor CUDA.
 from collections.abc import Container, Iterator
 from typing import NamedTuple
 
+from detcomm.cuda.native import MAX_PEER_OPERANDS
 from detcomm.cuda.stream_order import Span, place
 from detcomm.plan import Message, Plan, PlanStep, Region, Space
 
@@ -124,6 +125,9 @@ def is_borrowed(plan: Plan, step: int, region: Region) -> bool:
     if region.space is not Space.SCRATCH:
         return False
     now = plan.steps[step]
+    long_folds = [fold for fold in now.folds if len(fold.inputs) > MAX_PEER_OPERANDS]  # they have no room for places
+    if any(part.overlaps(region) for fold in long_folds for part in fold.inputs):
+        return False
     read_now = [copy.src for copy in now.unpacks] + [part for fold in now.folds for part in fold.inputs]
     if any(part.overlaps(region) and not contains(region, part) for part in read_now):
         return False

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from detcomm.cuda import native
-from detcomm.cuda.native import MAX_COPIES, MAX_PEER_OPERANDS, COp, CRegion
+from detcomm.cuda.native import MAX_COPIES, COp, CRegion
 from detcomm.cuda.peer.layout import Layout, Sent, contains, is_borrowed, written
 from detcomm.cuda.peer.signals import Ledger, Signals
 from detcomm.cuda.program import (
@@ -36,7 +36,6 @@ from detcomm.cuda.program import (
     own_region,
 )
 from detcomm.cuda.stream_order import MAIN, SIDE, Item, Span
-from detcomm.errors import UnsupportedError
 from detcomm.plan import Copy, Fold, Message, Plan, PlanStep, Region, Space
 
 
@@ -228,11 +227,6 @@ class _PeerBuilder(Builder):
         if len(local) == len(fold.inputs):
             super().add_fold(fold)
             return
-        if len(fold.inputs) > MAX_PEER_OPERANDS:
-            raise UnsupportedError(
-                f"a fold of {len(fold.inputs)} operands, some in peers' memory; expected at most {MAX_PEER_OPERANDS}: "
-                "choose a schedule of several stages, or cuda_transport=nccl"
-            )
         op = self.fold_op(native.PEER_FOLD, fold, self.compiler.peer_fold(fold_spec(fold, self.plan)))
         regions = [self._region(region) for region in fold.inputs]  # in leaf order, wherever they lie
         reads = [*(self.span(region) for region in local), self._arrived()]

@@ -10,7 +10,7 @@ import numpy as np
 from detcomm.call import Call
 from detcomm.collectives import Collective
 from detcomm.cuda import native
-from detcomm.cuda.bounded_plan import bounded_plan
+from detcomm.cuda.bounded_plan import bounded_peer_plans
 from detcomm.cuda.peer.fused import SLICE_BYTES, forms_of, make_fused_program
 from detcomm.cuda.peer.layout import Layout
 from detcomm.cuda.peer.program import NOTHING, InPlace, make_peer_program
@@ -79,7 +79,7 @@ class Peers:
         """Of all ranks."""
         room = self.staging_bytes - 16 * SLICE_BYTES
         ranks = range(self.world_size)
-        return [bounded_plan(call, rank, self.world_size, options, self.block_size, room) for rank in ranks]
+        return list(bounded_peer_plans(call, ranks, self.world_size, options, self.block_size, room).values())
 
     def fused_programs(self, call: Call, options: Options, num_blocks: int) -> list[Program] | None:
         """Of all ranks, if their plans have the form."""

@@ -5,7 +5,7 @@ Speed only, and the same on all ranks. With ``schedule="auto"`` gathers may be N
 it stands, by messages alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from detcomm.call import Call
 from detcomm.collectives import Collective
@@ -38,45 +38,70 @@ _ALIGN_BYTES = 512
 _ONE_PIECE = 1 << 62
 
 
-def bounded_plan(
-    call: Call, rank: int, world_size: int, options: Options, block_size: int, staging_bytes: int | None = None
-) -> Plan:
+def bounded_plan(call: Call, rank: int, world_size: int, options: Options, block_size: int) -> Plan:
     """The plan of a call whose scratch stays within ``options.scratch_bytes``, as far as pieces can be made shorter.
 
-    All ranks must cut alike, and need unlike scratch. So rank 0's need decides for all, with room for the others'; in
-    mapped memory rank 1's, too, since a root may have nothing to stage where all others have.
+    All ranks must cut alike, and need unlike scratch. So rank 0's need decides for all, with room for the others'.
 
     Args:
         block_size: ranks of one aligned block that share a host.
-        staging_bytes: of the memory that the ranks of a block have mapped, where they read each other's; then what must
-            fit in there is bounded.
+    """
+    make = _planner(call, world_size, options, block_size, False)
+    first, piece_bytes, _ = _cut(call, make, options, block_size < world_size, options.scratch_bytes, _scratch_bytes)
+    return first if rank == 0 else make(rank, piece_bytes)
+
+
+def bounded_peer_plans(
+    call: Call, ranks: Iterable[int], world_size: int, options: Options, block_size: int, staging_bytes: int
+) -> dict[int, Plan]:
+    """The same where the ranks of a block read each other's memory, for several ranks: what they stage is bounded.
+
+    Rank 1's need counts, too, since a root may have nothing to stage where all others have.
+
+    Args:
+        staging_bytes: of the memory that the ranks of a block have mapped.
 
     Raises:
-        UsageError: the staging area is too small for any pieces; on all ranks alike.
+        UsageError: it is too small for any pieces; on all ranks alike.
     """
-    make = _planner(call, world_size, options, block_size, staging_bytes is not None)
-    limit = largest(options.scratch_bytes if staging_bytes is None else staging_bytes)
 
     def need(first: Plan, piece_bytes: int) -> int:
-        if staging_bytes is None:
-            return first.scratch_bytes
         block = range(min(block_size, world_size))
         plans = [first, *(make(other, piece_bytes) for other in block[1:2])]
         return max(Layout(plan, {*block} - {plan.rank}).num_bytes for plan in plans)
 
+    make = _planner(call, world_size, options, block_size, True)
+    first, piece_bytes, num_bytes = _cut(call, make, options, block_size < world_size, staging_bytes, need)
+    if num_bytes > largest(staging_bytes):
+        raise UsageError(
+            f"{call.text()}, {first.schedule}: a rank stages {num_bytes} bytes for its peers in the shortest pieces; "
+            f"expected at most {largest(staging_bytes)}: raise scratch_bytes, or choose another schedule"
+        )
+    return {rank: first if rank == 0 else make(rank, piece_bytes) for rank in ranks}
+
+
+def _scratch_bytes(plan: Plan, piece_bytes: int) -> int:
+    return plan.scratch_bytes
+
+
+def _cut(
+    call: Call,
+    make: Callable[[int, int], Plan],
+    options: Options,
+    crosses_hosts: bool,
+    bound_bytes: int,
+    need: Callable[[Plan, int], int],
+) -> tuple[Plan, int, int]:
+    """Rank 0's plan, and the length of pieces with which it needs no more than a bound, or the shortest; and its need."""
+    limit = largest(bound_bytes)
     message_bytes = call.count * call.dtype.itemsize
-    usual = PIECE_BYTES_ACROSS if block_size < world_size else PIECE_BYTES
+    usual = PIECE_BYTES_ACROSS if crosses_hosts else PIECE_BYTES
     piece_bytes = options.chunk_bytes or _part(message_bytes, -(-message_bytes // usual))
     while True:
         first = make(0, piece_bytes)
         num_bytes = need(first, piece_bytes)
         if num_bytes <= limit or piece_bytes <= _LEAST_PIECE_BYTES:
-            if staging_bytes is not None and num_bytes > limit:
-                raise UsageError(
-                    f"{call.text()}, {first.schedule}: a rank stages {num_bytes} bytes for its peers in the shortest "
-                    f"pieces; expected at most {limit}: raise scratch_bytes, or choose another schedule"
-                )
-            return first if rank == 0 else make(rank, piece_bytes)
+            return first, piece_bytes, num_bytes
         num_pieces = -(-message_bytes // piece_bytes)
         enough = -(-num_pieces * num_bytes // limit)
         piece_bytes = max(_part(message_bytes, max(enough, num_pieces + 1)), _LEAST_PIECE_BYTES)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NoReturn
 
 from detcomm.call import Call
-from detcomm.cuda.bounded_plan import bounded_plan
+from detcomm.cuda.bounded_plan import bounded_peer_plans, bounded_plan
 from detcomm.cuda.kernels import Kernels, copy_blocks, peer_copy_blocks
 from detcomm.cuda.libraries import relaxed_capture
 from detcomm.cuda.peer.fused import FUSED_BYTES, SLICE_BYTES, blocks_for, forms_of, make_fused_program
@@ -22,6 +22,9 @@ from detcomm.request import Request
 
 _CACHED_CALLS = 1024
 _CACHED_PROGRAMS = 256
+_CACHED_PLANS = 4
+"""Of a whole block, while a call is prepared."""
+
 _ALIGNMENT_BYTES = 256
 
 
@@ -83,6 +86,7 @@ class PreparedCalls:
         self._kernels = kernels
         self._staging_bytes = staging_bytes
         self._most_blocks = most_blocks
+        self._plans = lru_cache(maxsize=_CACHED_PLANS)(self._make_plans)
         self._layouts = lru_cache(maxsize=_CACHED_PROGRAMS)(self._make_layouts)
         self._programs = lru_cache(maxsize=_CACHED_PROGRAMS)(self._make_program)
         self._known: dict[int, Prepared] = {}
@@ -144,17 +148,23 @@ class PreparedCalls:
         """Forget all."""
         self._known.clear()
         self._programs.cache_clear()
+        self._plans.cache_clear()
         self._layouts.cache_clear()
 
-    def _plan(self, call: Call, rank: int) -> Plan:
-        return bounded_plan(call, rank, self._world_size, self._options, self._block_size, self._staging_bytes)
+    def _make_plans(self, call: Call) -> dict[int, Plan]:
+        """Of all ranks of the block, computed here."""
+        assert self._staging_bytes is not None
+        first = self._rank // self._block_size * self._block_size
+        block = range(first, min(first + self._block_size, self._world_size))
+        return bounded_peer_plans(call, block, self._world_size, self._options, self._block_size, self._staging_bytes)
 
     def _make_program(self, call: Call, in_place: InPlace) -> Program | None:
         if self._world_size == 1 or not call.count:
             return None
-        plan = self._plan(call, self._rank)
         if self._staging_bytes is None:
+            plan = bounded_plan(call, self._rank, self._world_size, self._options, self._block_size)
             return make_program(plan, self._compiler())
+        plan = self._plans(call)[self._rank]
         return make_peer_program(plan, self._layouts(call), self._compiler(), in_place)
 
     def _compiler(self) -> Compiler:
@@ -169,7 +179,7 @@ class PreparedCalls:
         message_bytes = call.count * call.dtype.itemsize
         if not self._most_blocks or not 0 < message_bytes <= FUSED_BYTES:
             return None
-        forms = forms_of({rank: self._plan(call, rank) for rank in range(self._world_size)})
+        forms = forms_of(self._plans(call))
         num_blocks = blocks_for(message_bytes, self._most_blocks)
         if forms is None or max(form.slice_bytes(num_blocks) for form in forms.values()) > SLICE_BYTES:
             return None
@@ -177,9 +187,8 @@ class PreparedCalls:
 
     def _make_layouts(self, call: Call) -> dict[int, Layout]:
         """Of all ranks of the block, computed here from their plans."""
-        first = self._rank // self._block_size * self._block_size
-        block = range(first, min(first + self._block_size, self._world_size))
-        return {rank: Layout(self._plan(call, rank), set(block) - {rank}) for rank in block}
+        plans = self._plans(call)
+        return {rank: Layout(plan, set(plans) - {rank}) for rank, plan in plans.items()}
 
     def _need(self, call: Call) -> int | None:
         if self._staging_bytes is None or self._world_size == 1 or not call.count:

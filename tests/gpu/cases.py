@@ -11,7 +11,7 @@ import torch.distributed as dist
 from detcomm.association import Association
 from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
-from detcomm.cuda.bounded_plan import bounded_plan
+from detcomm.cuda.bounded_plan import bounded_peer_plans, bounded_plan
 from detcomm.cuda.compile import compile_kernel
 from detcomm.cuda.kernels import PEERS, fold_defines
 from detcomm.cuda.peer.fused import FUSED_BYTES
@@ -87,14 +87,11 @@ def compile_together(all_cases: list[tuple[int, Case]], rank: int, num_ranks: in
         if world_size < 2:
             continue
         by_peers = case.options.cuda_transport == "peer"
-        plan = bounded_plan(
-            case.call(world_size),
-            0,
-            world_size,
-            case.options,
-            case.options.node_size or 1,
-            1 << 24 if by_peers else None,
-        )
+        block_size, call = case.options.node_size or 1, case.call(world_size)
+        if by_peers:
+            plan = bounded_peer_plans(call, [0], world_size, case.options, block_size, 1 << 24)[0]
+        else:
+            plan = bounded_plan(call, 0, world_size, case.options, block_size)
         for step in plan.steps:
             for fold in step.folds:
                 defines = fold_defines(fold_spec(fold, plan)) | (PEERS if by_peers else {})

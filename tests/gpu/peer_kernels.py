@@ -16,7 +16,7 @@ import torch
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda import native
-from detcomm.cuda.bounded_plan import bounded_plan
+from detcomm.cuda.bounded_plan import bounded_peer_plans
 from detcomm.cuda.kernels import Kernels, copy_blocks, peer_copy_blocks
 from detcomm.cuda.libraries import driver
 from detcomm.cuda.peer.fused import MOST_BLOCKS, SLICE_BYTES, forms_of, make_fused_program
@@ -56,7 +56,7 @@ class OneProcess:
     def programs(self, call: Call, options: Options, in_place: InPlace = NOTHING, fuses: bool = False) -> list[Program]:
         """Of all ranks."""
         ranks = range(self.world_size)
-        plans = {rank: bounded_plan(call, rank, self.world_size, options, 16, self.room) for rank in ranks}
+        plans = bounded_peer_plans(call, ranks, self.world_size, options, 16, self.room)
         forms = forms_of(plans)
         if fuses:
             assert forms is not None

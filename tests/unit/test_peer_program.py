@@ -8,7 +8,10 @@ import pytest
 
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
+from detcomm.cuda.bounded_plan import bounded_peer_plans
+from detcomm.cuda.peer.layout import Layout
 from detcomm.cuda.peer.program import InPlace
+from detcomm.errors import UsageError
 from detcomm.options import Options
 from tests import fake_gpu, host_kernels, inputs, oracle
 from tests.fake_peers import Peers
@@ -101,3 +104,13 @@ def test_shards_of_all_lengths_in_place_or_not() -> None:
         assert np.array_equal(np.concatenate(shards), expected)
     gather = Call(Collective.ALL_GATHER, DType.FLOAT32, total, None, counts)
     assert all(np.array_equal(whole, expected) for whole in peers.run(gather, options, shards).outputs)
+
+
+def test_what_cannot_be_cut_short_enough_is_refused_on_all_ranks() -> None:
+    call = Call(Collective.ALL_REDUCE, DType.FLOAT32, 1 << 20, ReduceOp.SUM)
+    options = Options(schedule="halving")
+    enough = bounded_peer_plans(call, range(4), 4, options, 4, 8 << 20)
+    assert len({plan.schedule_fingerprint for plan in enough.values()}) == 1
+    assert max(Layout(plan, set(range(4)) - {rank}).num_bytes for rank, plan in enough.items()) <= 8 << 20
+    with pytest.raises(UsageError, match=r"a rank stages \d+ bytes for its peers in the shortest pieces"):
+        bounded_peer_plans(call, [3], 4, options, 4, 1 << 16)

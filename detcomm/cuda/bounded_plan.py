@@ -92,7 +92,7 @@ def _cut(
     bound_bytes: int,
     need: Callable[[Plan, int], int],
 ) -> tuple[Plan, int, int]:
-    """Rank 0's plan, and the length of pieces with which it needs no more than a bound, or the shortest; and its need."""
+    """Rank 0's plan, the length of pieces with which no more than a bound is needed, or the shortest; and the need."""
     limit = largest(bound_bytes)
     message_bytes = call.count * call.dtype.itemsize
     usual = PIECE_BYTES_ACROSS if crosses_hosts else PIECE_BYTES

@@ -108,4 +108,5 @@ class CollectiveMovement:
             agree_on_splits(communicator, posting.call, posting.splits, timeout_s)
 
     def _work_of(self, posting: Posting) -> MovementWork:
-        return MovementWork(posting.label, posting.results, self._lost, self._check_may_wait, posting.finish)
+        may_wait, finish = self._check_may_wait, posting.finish
+        return MovementWork(posting.label, posting.results, self._lost, may_wait, finish, posting.waits)

@@ -212,7 +212,7 @@ class Group:
         if self._communicator is not None:
             self._communicator.abort(str(error))
         if self.movement.inner is not None:
-            self.movement.abort()
+            self.movement.abort(error)
         self.cuda.fail(error)  # last: it may end the process
 
     def set_timeout(self, timeout: timedelta) -> None:

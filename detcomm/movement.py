@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 
 from detcomm import movement_call, stock_gloo
-from detcomm.errors import UsageError
+from detcomm.errors import TransportError, UsageError
 from detcomm.movement_call import MovementCall
+from detcomm.movement_waits import MovementWaits
 from detcomm.movement_work import Lost, transport_error
 from detcomm.splits import Splits
 from detcomm.tensor_memory import check_dense
@@ -33,6 +34,7 @@ class Posting(NamedTuple):
         splits: of an all-to-all, which must fit those of the other ranks.
         finish: run once, when the bytes are there.
         on_gpu: whether a stock NCCL group moves it.
+        waits: through which the stock group's work is waited for.
     """
 
     label: str
@@ -42,6 +44,7 @@ class Posting(NamedTuple):
     splits: Splits | None = None
     finish: Callable[[], None] | None = None
     on_gpu: bool = False
+    waits: MovementWaits | None = None
 
 
 class Movement:
@@ -54,6 +57,7 @@ class Movement:
     def __init__(self, inner: Any, lost: Lost) -> None:
         self.inner = inner
         self._lost = lost
+        self._waits = MovementWaits("detcomm-movement", inner)
         self._rank: int = inner.rank()
         self._world_size: int = inner.size()
 
@@ -134,15 +138,17 @@ class Movement:
             call: issues it to the inner group and gives its work.
             results: where its results will be, for those who ask the work for them.
         """
-        return Posting(label, partial(self._guarded, label, call), list(results))
+        return Posting(label, partial(self._guarded, label, call), list(results), waits=self._waits)
 
-    def abort(self) -> None:
+    def abort(self, error: TransportError) -> None:
         """Wake every thread that waits in the inner group."""
         stock_gloo.unblock(self.inner)
+        self._waits.end(error)  # those that gloo does not tell
 
     def close(self) -> None:
         """Let go of the inner group. Idempotent."""
         self.inner = None
+        self._waits.close()
 
     def _posting(
         self,
@@ -154,7 +160,8 @@ class Movement:
         splits: Splits | None = None,
         finish: Callable[[], None] | None = None,
     ) -> Posting:
-        return Posting(label, partial(self._call, label, method, args), list(results), call, splits, finish)
+        post = partial(self._call, label, method, args)
+        return Posting(label, post, list(results), call, splits, finish, waits=self._waits)
 
     def _call(self, label: str, method: str, args: list[Any]) -> Any:
         if self.inner is None:

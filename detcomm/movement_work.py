@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from detcomm.errors import PeerTimeoutError, TransportError
+from detcomm.movement_waits import MovementWaits
 from detcomm.work import fresh, without_frames
 
 Lost = Callable[[TransportError], TransportError]
@@ -32,6 +34,7 @@ class MovementWork(dist.Work):
         lost: told when the inner group fails in it.
         may_wait: raises where waiting for the begin would never end.
         finish: run once, when the bytes are there.
+        waits: through which the inner work is waited for.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class MovementWork(dist.Work):
         lost: Lost,
         may_wait: Callable[[], None],
         finish: Callable[[], None] | None = None,
+        waits: MovementWaits | None = None,
     ) -> None:
         super().__init__()
         self._label = label
@@ -48,6 +52,7 @@ class MovementWork(dist.Work):
         self._lost = lost
         self._may_wait = may_wait
         self._finish = finish
+        self._waits = waits
         self._inner: Any = None
         self._refusal: BaseException | None = None
         self._has_begun = threading.Lock()
@@ -91,9 +96,9 @@ class MovementWork(dist.Work):
         try:
             if limit_s > 0:
                 left_s = max(deadline - time.monotonic(), 0.001)  # gloo takes zero for its own default
-                self._inner.wait(timedelta(seconds=left_s))
+                self._wait_for(partial(self._inner.wait, timedelta(seconds=left_s)))
             else:
-                self._inner.wait()
+                self._wait_for(self._inner.wait)
         except RuntimeError as error:
             raise self._lost(transport_error(self._label, error)) from error
         self._finish_once()
@@ -144,6 +149,12 @@ class MovementWork(dist.Work):
 
     def _source_rank(self) -> int:
         return self.source_rank()
+
+    def _wait_for(self, wait: Callable[[], Any]) -> None:
+        if self._waits is None or self._inner.is_completed():
+            wait()
+        else:
+            self._waits.run(wait)
 
     def _wait_for_begin(self, limit_s: float) -> None:
         if self._refusal is None:

@@ -27,11 +27,11 @@ class WaitingThread:
         self._outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def run(self, wait: Wait, limit_s: float) -> None:
+    def run(self, wait: Wait, limit_s: float | None = None) -> None:
         """Have the thread call ``wait``; one thread at a time calls this, and not after ``abandon``.
 
         Args:
-            limit_s: ``wait`` ends sooner by itself.
+            limit_s: ``wait`` ends sooner by itself; without one it is trusted to.
 
         Raises:
             TransportError: ``abandon`` was called, or ``wait`` has not ended.
@@ -43,12 +43,16 @@ class WaitingThread:
             self._thread = threading.Thread(target=_serve, args=serve, name=self._name, daemon=True)
             self._thread.start()
         self._waits.put(wait)
+        del wait  # an error that comes out names this frame, and is not to keep what was waited for
         try:
             outcome = self._outcomes.get(timeout=limit_s)
         except queue.Empty:
             outcome = TransportError(f"{self._name}: what should end within {limit_s:g} s has not ended")
         if outcome is not None:
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                del outcome
 
     def abandon(self, error: TransportError) -> None:
         """Let a ``run`` of another thread raise now. The thread ends with the wait that it is in."""

@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             *("tensor_memory", "text_agreement", "torch_calls", "work", "worker", "coalescing"),
             *(
                 "movement",
+                "movement_waits",
                 "movement_work",
                 "collective_movement",
                 "lazy_communicator",

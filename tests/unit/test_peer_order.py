@@ -9,7 +9,7 @@ import pytest
 from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda import native
-from detcomm.cuda.bounded_plan import bounded_plan
+from detcomm.cuda.bounded_plan import bounded_peer_plans
 from detcomm.cuda.peer.layout import Layout
 from detcomm.cuda.peer.program import NOTHING, InPlace, _PeerBuilder, make_peer_program
 from detcomm.cuda.peer.signals import Ledger
@@ -116,7 +116,7 @@ def test_a_root_that_stages_nothing_does_not_decide_for_all(root: int) -> None:
     """Of the staging area that all ranks have: pieces are cut for those who send."""
     call = Call(Collective.REDUCE, DType.FLOAT32, 3 << 18, ReduceOp.SUM, root=root)
     options = Options(schedule="oneshot", scratch_bytes=1 << 20)
-    plans = [bounded_plan(call, rank, 4, options, 4, 1 << 20) for rank in range(4)]
+    plans = [*bounded_peer_plans(call, range(4), 4, options, 4, 1 << 20).values()]
     assert max(Layout(plan, set(range(4)) - {plan.rank}).num_bytes for plan in plans) <= 1 << 20
     assert len({len(plan.steps) for plan in plans}) == 1, "all ranks cut alike"
 
@@ -125,7 +125,7 @@ def test_folds_of_many_operands_read_what_they_have_fetched() -> None:
     """A kernel has room for fewer operands that may lie anywhere; a rank alone on its host folds as many as ever."""
     call = Call(Collective.REDUCE, DType.FLOAT32, 2, ReduceOp.SUM)
     options = Options(schedule="oneshot")
-    plans = {rank: bounded_plan(call, rank, 129, options, 8, 1 << 20) for rank in range(8)}
+    plans = bounded_peer_plans(call, range(8), 129, options, 8, 1 << 20)
     layouts = {rank: Layout(plan, set(range(8)) - {rank}) for rank, plan in plans.items()}
     program = make_peer_program(plans[0], layouts, fake_gpu.Kernels().compiler(), NOTHING)
     assert [op.kind for op in program.ops].count(native.PEER_COPY) == 1

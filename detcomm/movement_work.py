@@ -13,11 +13,10 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from detcomm.errors import PeerTimeoutError, TransportError
 from detcomm.movement_waits import MovementWaits
-from detcomm.work import fresh, without_frames
+from detcomm.work import HostWork, fresh, without_frames
 
 Lost = Callable[[TransportError], TransportError]
 """Told that the inner group has failed; gives the error to raise, which may name the first cause."""
@@ -25,7 +24,7 @@ Lost = Callable[[TransportError], TransportError]
 _TIMEOUT_TEXTS = ("Timed out", "timed out", "timeout")
 
 
-class MovementWork(dist.Work):
+class MovementWork(HostWork):
     """A movement whose errors are ours.
 
     Args:
@@ -118,16 +117,6 @@ class MovementWork(dist.Work):
 
     def exception(self) -> Any:
         return self._refusal if self._inner is None else self._inner.exception()
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def block_current_stream(self) -> None:
-        self.wait()
-
-    def result(self) -> list[torch.Tensor]:
-        self.wait()
-        return self._results
 
     def get_future(self) -> Any:
         """As gloo: for collectives alone, not for send and receive."""

@@ -55,7 +55,23 @@ FINISHED = FinishedWork()
 """For synchronous calls: torch asks nothing of it but ``wait``."""
 
 
-class PendingWork(dist.Work):
+class HostWork(dist.Work):
+    """A call for which the host waits until it is done, whatever torch asks for. ``wait`` is the subclass's."""
+
+    _results: list[torch.Tensor]
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._results
+
+
+class PendingWork(HostWork):
     """A call that another thread finishes.
 
     Args:
@@ -122,16 +138,6 @@ class PendingWork(dist.Work):
 
     def exception(self) -> BaseException | None:
         return self._error
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def block_current_stream(self) -> None:
-        self.wait()
-
-    def result(self) -> list[torch.Tensor]:
-        self.wait()
-        return self._results
 
     def get_future(self) -> Any:
         """A ``torch.futures.Future`` of the results.

@@ -210,9 +210,9 @@ def test_too_many_operands_are_refused() -> None:
 def test_the_assembly_says_how_each_operation_rounds(
     dtype: str, op: str, num_inputs: int, accumulate: Any, architecture: str, file: str
 ) -> None:
+    if file == "peer_fused.cu":
+        num_inputs = min(num_inputs, 16)  # the most ranks of a block
     spec = FoldSpec(ReduceOp(op), DType(dtype), accumulate, "tree", (True,) * num_inputs, True, num_inputs)
-    if file == "peer_fused.cu" and num_inputs > 16:
-        pytest.skip("no block has so many peers")
     macros = fold_defines(spec) | (PEERS if file.endswith("of peers") else {})
     defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     ptx = cuda_compile.compile_text(f'{defines}#include "{file.split()[0]}"\n', architecture).ptx

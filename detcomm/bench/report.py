@@ -145,7 +145,7 @@ def row(one: Measurement, subject: Measurement | None, world_size: int) -> dict[
     """One contender on one case: times in microseconds, bandwidths in GB/s (1e9 bytes).
 
     The times at the top are those of the place that is usual for the collective, or of the only one that was measured;
-    ``times_slower`` is the median over the rounds of the ratio to the subject's there.
+    ``times_slower`` is the median over the rounds of the ratio to the subject's there, ``longer_us`` of the difference.
     """
     case = one.case
     content: dict[str, Any] = {
@@ -162,7 +162,7 @@ def row(one: Measurement, subject: Measurement | None, world_size: int) -> dict[
         content[place.value] = _at(one, place, subject, world_size)
     usual = case.usual_place if case.usual_place in one.times else next(iter(one.times), None)
     if usual is not None:
-        names = ("median_us", "best_us", "worst_us", "p50_us", "p99_us", "algbw", "busbw", "times_slower")
+        names = ("median_us", "best_us", "worst_us", "p50_us", "p99_us", "algbw", "busbw", "times_slower", "longer_us")
         content["place"] = usual.value
         content |= {name: content[usual.value][name] for name in names if name in content[usual.value]}
     return content
@@ -188,4 +188,6 @@ def _at(one: Measurement, place: Place, subject: Measurement | None, world_size:
     theirs = subject.times.get(place) if subject is not None and subject is not one else None
     if theirs is not None:
         content["times_slower"] = round(median_ratio(times.turns, theirs.turns), 3)
+        differences = (other - ours for other, ours in zip(times.turns, theirs.turns, strict=True))
+        content["longer_us"] = round(statistics.median(differences) * 1e6, 2)
     return content

@@ -10,7 +10,7 @@ import pytest
 from detcomm.association import Association
 from detcomm.bench import Case, Effort, Measurement, Place, Report, numbers
 from detcomm.bench.alone import folds
-from detcomm.bench.bars import LARGE, SMALL, judge
+from detcomm.bench.bars import LARGE, SMALL, case_of, judge, of_several
 from detcomm.bench.compare import changes, read, unmatched
 from detcomm.bench.plotting import plot
 from detcomm.bench.run import Checked
@@ -192,6 +192,27 @@ def test_small_messages_are_judged_against_mpi_and_the_native_call() -> None:
     assert all(outcome.passes for outcome in verdicts.values())
     assert verdicts["all_reduce float32 4 KiB, torch.distributed over the native call"].reached == "5.0 us"
     assert len(verdicts) == 3
+
+
+def test_what_torch_adds_is_paid_once_by_each_rank_of_a_core() -> None:
+    content = _report(20e-6, 500e-6, world_size=8, num_bytes=SMALL).to_json()
+    bar = "all_reduce float32 4 KiB, torch.distributed over the native call"
+    for cores, needed in ((1, 48), (2, 24), (8, 6), (16, 6)):
+        content["machine"]["cores"] = cores
+        assert {outcome.bar: outcome for outcome in judge(content)}[bar].needed.startswith(f"<= {needed} us")
+    assert case_of(bar) == ("all_reduce", "float32", "4K")
+    for row in content["rows"]:
+        if row["contender"] == "native":
+            row["longer_us"] = -6.1
+    assert not {outcome.bar: outcome for outcome in judge(content)}[bar].passes
+
+
+def test_of_several_measurements_the_median_counts() -> None:
+    several = [next(judge(_report(0.010, gloo).to_json())) for gloo in (0.029, 0.090, 0.031)]
+    assert [outcome.passes for outcome in several] == [False, True, True]
+    assert of_several(several).value == 3.1
+    assert (of_several(several).passes, of_several(several).measured) == (True, 3)
+    assert not of_several([several[0], several[0], several[1]]).passes
 
 
 def test_folds_are_judged_by_ratio_or_by_rate_or_not_at_all() -> None:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How elements lie in memory and how they are computed with. A codec loads and stores one batch: a few whole vectors.
+// How elements lie in memory and how they are computed with. A codec loads one batch, a few whole vectors, and makes
+// of one what is stored.
 //
 // A batch may hold its elements in another order than memory (EvenOdd), as long as the codecs on both sides of a kernel
 // agree; every operation is elementwise.
@@ -24,7 +25,7 @@ struct Real {
   static constexpr std::size_t kElems = DC_VECTOR_BYTES / sizeof(T);
 
   static Value load_batch(const void* from) { return {{load<Vector<T>>(from)}}; }
-  static void store_batch(void* to, Value value) { store(to, canonical(value.part[0])); }
+  static Vector<T> encode(Value value) { return canonical(value.part[0]); }
 };
 
 // 16-bit floats, in memory's order.
@@ -35,7 +36,7 @@ struct Half {
   static constexpr std::size_t kElems = DC_VECTOR_BYTES / 4;
 
   static Value load_batch(const void* from) { return {{widen(load<HalfVector<std::uint16_t>>(from))}}; }
-  static void store_batch(void* to, Value value) { store(to, narrow(canonical(value.part[0]))); }
+  static HalfVector<std::uint16_t> encode(Value value) { return narrow(canonical(value.part[0])); }
   static Value round(Value value) { return {{widen(narrow(canonical(value.part[0])))}}; }
 };
 
@@ -53,10 +54,10 @@ struct EvenOddBFloat16 {
     const Words pairs = load<Words>(from);
     return {{bits_as<Floats>(pairs << 16), bits_as<Floats>(upper_halves(pairs))}};
   }
-  static void store_batch(void* to, Value value) {
+  static Words encode(Value value) {
     const Words even = round_to_bfloat16(canonical(value.part[0]));
     const Words odd = round_to_bfloat16(canonical(value.part[1]));
-    store(to, (even >> 16) | upper_halves(odd));
+    return (even >> 16) | upper_halves(odd);
   }
   static Value round(Value value) {
     return {{bits_as<Floats>(upper_halves(round_to_bfloat16(canonical(value.part[0])))),
@@ -71,7 +72,7 @@ struct Integer {
   static constexpr std::size_t kElems = DC_VECTOR_BYTES / sizeof(T);
 
   static Value load_batch(const void* from) { return {{load<Vector<T>>(from)}}; }
-  static void store_batch(void* to, Value value) { store(to, value.part[0]); }
+  static Vector<T> encode(Value value) { return value.part[0]; }
 };
 
 // A byte: any that is not zero is true, and true is stored as 1.
@@ -85,7 +86,7 @@ struct Bool {
     const Bytes bytes = load<Bytes>(from);
     return {{bytes != 0 ? Bytes{} + std::uint8_t{1} : Bytes{}}};
   }
-  static void store_batch(void* to, Value value) { store(to, value.part[0]); }
+  static Bytes encode(Value value) { return value.part[0]; }
 };
 
 }  // namespace

@@ -11,6 +11,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #if !defined(DC_VECTOR_BYTES)
 #error "define DC_VECTOR_BYTES before including lanes.h"
 #endif
@@ -48,6 +52,28 @@ inline To bits_as(From from) {
   To to;
   std::memcpy(&to, &from, sizeof to);
   return to;
+}
+
+// A store past the caches, to an address that is a multiple of the vector's size.
+template <class V>
+inline void stream(void* to, V vector) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof vector == 64) return _mm512_stream_si512(static_cast<__m512i*>(to), bits_as<__m512i>(vector));
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof vector == 32) return _mm256_stream_si256(static_cast<__m256i*>(to), bits_as<__m256i>(vector));
+#endif
+#if defined(__SSE2__)
+  if constexpr (sizeof vector == 16) return _mm_stream_si128(static_cast<__m128i*>(to), bits_as<__m128i>(vector));
+#endif
+  store(to, vector);
+}
+
+// Streaming stores are weakly ordered: what comes later must not overtake them.
+inline void stream_fence() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
 }
 
 using Floats = Vector<float>;

@@ -159,6 +159,48 @@ void test_variants_agree() {
   }
 }
 
+// A result of many megabytes goes past the caches: it has the bytes of its pieces, wherever it begins, also in place.
+void test_large_results() {
+  constexpr std::size_t kBytes = (std::size_t{5} << 20) + 1000, kPiece = 1000, kRoom = kBytes + 128;
+  for (const std::string& name : variants()) {
+    select(name);
+    for (dc_dtype dtype : {DC_FLOAT32, DC_FLOAT64, DC_BFLOAT16, DC_FLOAT16, DC_INT32, DC_BOOL}) {
+      const std::size_t item = item_bytes(dtype), count = kBytes / item;
+      dc_fold_spec spec{};
+      spec.dtype = dtype;
+      spec.is_final = 1;
+      spec.num_inputs = 3;
+      std::vector<Memory> memories;
+      std::vector<const void*> inputs;
+      for (unsigned k = 0; k < spec.num_inputs; ++k) {
+        memories.push_back(random_bytes(kBytes, k + 5));
+        inputs.push_back(memories.back().get());
+      }
+      std::vector<unsigned char> want(count * item);
+      for (std::size_t first = 0; first < count; first += kPiece) {
+        std::vector<const void*> pieces;
+        for (const Memory& memory : memories) pieces.push_back(memory.get() + first * item);
+        const std::size_t num = std::min(kPiece, count - first);
+        expect(dc_fold(&spec, pieces.data(), want.data() + first * item, num) == DC_OK, dc_last_error());
+      }
+      const auto check = [&](const unsigned char* output, const char* where) {
+        expect(std::memcmp(output, want.data(), want.size()) == 0, name + ": large result, " + where);
+      };
+      Memory room(new unsigned char[kRoom]);
+      unsigned char* aligned = room.get() + (0 - reinterpret_cast<std::uintptr_t>(room.get())) % 64;
+      for (const std::size_t shift : {std::size_t{0}, item, std::size_t{32}}) {
+        std::memset(room.get(), 0x5A, kRoom);
+        unsigned char* output = aligned + shift;
+        expect(dc_fold(&spec, inputs.data(), output, count) == DC_OK, dc_last_error());
+        check(output, shift == 0 ? "aligned" : "shifted");
+        expect(output[want.size()] == 0x5A, name + ": large result: written beyond its end");
+      }
+      expect(dc_fold(&spec, inputs.data(), memories[1].get(), count) == DC_OK, dc_last_error());
+      check(memories[1].get(), "in place");
+    }
+  }
+}
+
 void test_premultiply_agrees() {
   for (dc_dtype dtype : {DC_FLOAT32, DC_FLOAT64, DC_BFLOAT16, DC_FLOAT16}) {
     for (std::size_t count : {1, 31, 333}) {
@@ -203,6 +245,7 @@ void test_threads() {
 int main() {
   test_float32_order();
   test_variants_agree();
+  test_large_results();
   test_premultiply_agrees();
   select(variants().front());
   test_threads();

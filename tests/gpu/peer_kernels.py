@@ -8,6 +8,8 @@ memory's bandwidth where nothing else runs.
 """
 
 import ctypes
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,19 +19,35 @@ from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda import native
 from detcomm.cuda.bounded_plan import bounded_peer_plans
-from detcomm.cuda.kernels import Kernels, copy_blocks, peer_copy_blocks
+from detcomm.cuda.kernels import THREADS, Kernels, copy_blocks, peer_copy_blocks
 from detcomm.cuda.libraries import driver
-from detcomm.cuda.peer.fused import MOST_BLOCKS, SLICE_BYTES, forms_of, make_fused_program
+from detcomm.cuda.peer.fused import MOST_BLOCKS, SLICE_BYTES, blocks_for, forms_of, make_fused_program
 from detcomm.cuda.peer.layout import Layout
 from detcomm.cuda.peer.path import PAD_BYTES
 from detcomm.cuda.peer.program import NOTHING, InPlace, make_peer_program
 from detcomm.cuda.program import Compiler, Program
 from detcomm.cuda.stream_order import NUM_EVENTS
+from detcomm.fold_spec import FoldSpec
 from detcomm.options import Options
 from tests import inputs, oracle
 from tests.gpu.speed import median_s
 
 _PATIENCE_NS = 20_000_000_000
+
+_ENVIRONMENT = {
+    # One process issues for all ranks. With fewer queues than streams, what waits on one stream of a queue keeps back
+    # what it waits for on another. Where each rank has a process, one queue is enough: the stage streams-1-peer.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    # Loading a kernel at its first launch waits for the kernels of all streams.
+    "CUDA_MODULE_LOADING": "EAGER",
+}
+
+
+def _begin() -> None:
+    """Before anything else of CUDA in this process."""
+    assert not torch.cuda.is_initialized(), "the environment comes too late"
+    os.environ.update(_ENVIRONMENT)
+    torch.cuda.set_device(0)
 
 
 class OneProcess:
@@ -60,7 +78,8 @@ class OneProcess:
         forms = forms_of(plans)
         if fuses:
             assert forms is not None
-            return [make_fused_program(forms, rank, self.compiler, 4) for rank in ranks]
+            num_blocks = blocks_for(call.count * call.dtype.itemsize, MOST_BLOCKS)
+            return [make_fused_program(forms, rank, self.compiler, num_blocks) for rank in ranks]
         layouts = {rank: Layout(plan, set(ranks) - {rank}) for rank, plan in plans.items()}
         return [make_peer_program(plans[rank], layouts, self.compiler, in_place) for rank in ranks]
 
@@ -116,7 +135,7 @@ def _event() -> int:
 
 def check() -> str:
     """Calls of every way through the kernels, each with the oracle."""
-    torch.cuda.set_device(0)
+    _begin()
     num_calls = 0
     for world_size in (2, 3):
         ranks = OneProcess(world_size, 4 << 20)
@@ -143,31 +162,96 @@ def check() -> str:
 
 
 def bandwidth() -> list[str]:
-    """All ranks' calls at once, over the time: whole calls with staging, and of tensors that peers have mapped."""
-    torch.cuda.set_device(0)
+    """Shares of what a device copy reaches: of single kernels, then of all ranks' calls at once. After ``check``."""
     source, target = _zeros(1 << 28), _zeros(1 << 28)
     copy = 2 * source.numel() / median_s(lambda: target.copy_(source))
     lines = [f"device copy {copy / 1e12:.2f} TB/s"]
+    for name, moved, seconds in _single_kernels():
+        lines.append(f"{name} alone: {moved / seconds / 1e12:.2f} TB/s, {moved / seconds / copy:.2f} of the copy")
     num_bytes = 256 << 20
     for world_size in (2, 4, 8):
         ranks = OneProcess(world_size, 2 * num_bytes + (64 << 20))
         tensors = [_zeros(num_bytes) for _ in range(world_size)]
-        for name in ("all_reduce", "reduce_scatter"):
+        for name in ("all_reduce", "reduce_scatter", "all_gather"):
             collective = Collective(name)
             shards = None if name == "all_reduce" else (num_bytes // 2 // world_size,) * world_size
             call = Call(collective, DType.BFLOAT16, num_bytes // 2, ReduceOp.SUM, shards)
-            outputs = tensors if shards is None else [_zeros(num_bytes // world_size) for _ in tensors]
+            part = [_zeros(num_bytes // world_size) for _ in tensors]
+            given, results = {
+                "all_reduce": (tensors, tensors), "reduce_scatter": (tensors, part), "all_gather": (part, tensors)
+            }[name]  # fmt: skip
             for in_place, piece in ((NOTHING, 1 << 30), (NOTHING, 16 << 20), (InPlace(True, True), 1 << 30)):
                 programs = ranks.programs(call, Options(schedule="direct", chunk_bytes=piece), in_place)
-                ranks.issue(programs, tensors, outputs)
-                seconds = min(_seconds(ranks, programs, tensors, outputs) for _ in range(7))
+                ranks.issue(programs, given, results)
+                seconds = min(_seconds(ranks, programs, given, results) for _ in range(7))
                 moved = sum(program.counts.folded_bytes + program.counts.copied_bytes for program in programs)
                 where = "read in place" if in_place.input else f"staged in pieces of {min(piece, num_bytes) >> 20} MiB"
                 lines.append(
                     f"{name} x{world_size}, {where}: {moved / seconds / 1e12:.2f} TB/s, "
                     f"{moved / seconds / copy:.2f} of the copy, {seconds * 1e3:.2f} ms"
                 )
+        for num_bytes_short in (64 << 10, 1 << 20):
+            call = Call(Collective.ALL_REDUCE, DType.BFLOAT16, num_bytes_short // 2, ReduceOp.SUM)
+            for schedule in ("oneshot", "direct"):
+                programs = ranks.programs(call, Options(schedule=schedule), NOTHING, True)
+                ranks.issue(programs, tensors, tensors)
+                seconds = min(_seconds(ranks, programs, tensors, tensors) for _ in range(7))
+                moved = sum(program.counts.folded_bytes + program.counts.copied_bytes for program in programs)
+                same = median_s(lambda n=moved // 2: target[:n].copy_(source[:n]))
+                lines.append(
+                    f"{schedule} x{world_size} of {num_bytes_short >> 10} KiB, a launch a rank: {seconds * 1e6:.1f} us; "
+                    f"a copy of the {moved / 2**20:.1f} MiB that it moves {same * 1e6:.1f} us"
+                )
     return lines
+
+
+class _Source(ctypes.Structure):
+    """``Source`` of native/kernels/peers.cuh."""
+
+    _fields_ = (("address", ctypes.c_uint64), ("place", ctypes.c_uint64), ("offset", ctypes.c_uint64))
+
+
+class _Copies(ctypes.Structure):
+    """``Copies`` of native/kernels/copy.cu."""
+
+    _fields_ = (
+        ("src", _Source * native.MAX_COPIES),
+        ("dst", ctypes.c_uint64 * native.MAX_COPIES),
+        ("num_bytes", ctypes.c_uint64 * native.MAX_COPIES),
+    )
+
+
+def _single_kernels() -> Iterator[tuple[str, int, float]]:
+    """What the two halves of a long call are: name, bytes read and written, seconds. Nobody is waited for."""
+    kernels = Kernels(torch.cuda.current_device())
+    stream = torch.cuda.current_stream().cuda_stream
+    num_bytes = 32 << 20  # of an operand: a rank's part of 256 MiB on 8 ranks
+    for dtype in (DType.BFLOAT16, DType.FLOAT32):
+        for num_inputs in (2, 4, 8):
+            operands, output = [_zeros(num_bytes) for _ in range(num_inputs)], _zeros(num_bytes)
+            spec = FoldSpec(ReduceOp.SUM, dtype, "float32", "tree", (True,) * num_inputs, True)
+            kernel, count = kernels.peer_fold(spec), num_bytes // dtype.itemsize
+            blocks = kernels.fold_blocks(count, dtype.itemsize)
+            arguments: list[Any] = [
+                (_Source * num_inputs)(*[_Source(operand.data_ptr(), 0, 0) for operand in operands]),
+                ctypes.c_uint64(output.data_ptr()), ctypes.c_uint64(count), ctypes.c_uint64(1),
+            ]  # fmt: skip
+            seconds = median_s(lambda k=kernel, b=blocks, a=arguments: kernels.launch(k, b, stream, *a))
+            yield f"fold of {num_inputs} peers' {dtype.value}", (num_inputs + 1) * num_bytes, seconds
+    for num_rows in (1, 7):
+        pairs = [(_zeros(num_bytes), _zeros(num_bytes)) for _ in range(num_rows)]
+        copies = _Copies()
+        for row, (src, dst) in enumerate(pairs):
+            copies.src[row] = _Source(src.data_ptr(), 0, 0)
+            copies.dst[row], copies.num_bytes[row] = dst.data_ptr(), num_bytes
+        kernel, blocks = kernels.peer_copy(), peer_copy_blocks(num_bytes)
+        seconds = median_s(lambda k=kernel, b=blocks, n=num_rows, c=copies: _launch_rows(k, b, n, stream, c))
+        yield f"copies from {num_rows} peers", 2 * num_rows * num_bytes, seconds
+
+
+def _launch_rows(kernel: int, num_blocks: int, num_rows: int, stream: int, copies: _Copies) -> None:
+    addresses = (ctypes.c_void_p * 1)(ctypes.addressof(copies))
+    driver().call("cuLaunchKernel", kernel, num_blocks, num_rows, 1, THREADS, 1, 1, 0, stream, addresses, None)
 
 
 def _seconds(ranks: OneProcess, programs: list[Program], given: list[Any], results: list[Any]) -> float:

@@ -199,7 +199,7 @@ def bandwidth() -> list[str]:
                 moved = sum(program.counts.folded_bytes + program.counts.copied_bytes for program in programs)
                 same = median_s(lambda n=moved // 2: target[:n].copy_(source[:n]))
                 lines.append(
-                    f"{schedule} x{world_size} of {num_bytes_short >> 10} KiB, a launch a rank: {seconds * 1e6:.1f} us; "
+                    f"{schedule} x{world_size} of {num_bytes_short >> 10} KiB, one launch: {seconds * 1e6:.1f} us; "
                     f"a copy of the {moved / 2**20:.1f} MiB that it moves {same * 1e6:.1f} us"
                 )
     return lines

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that read each other's memory, all in one process on one GPU: each has two streams, pads and a staging area.
 
-    compute-sanitizer --tool memcheck python -m tests.gpu.peer_kernels
+    compute-sanitizer --tool racecheck python -m tests.gpu.peer_kernels
+    compute-sanitizer --tool memcheck python -m tests.gpu.peer_kernels unordered
 
 No process, no store and no NCCL: programs, native code and kernels alone. Also what the kernels of one rank do to the
 memory's bandwidth where nothing else runs.
 """
 
 import ctypes
-import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,152 +19,86 @@ import torch
 from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda import native
-from detcomm.cuda.bounded_plan import bounded_peer_plans
-from detcomm.cuda.kernels import THREADS, Kernels, copy_blocks, peer_copy_blocks
+from detcomm.cuda.kernels import THREADS, Kernels, peer_copy_blocks
 from detcomm.cuda.libraries import driver
-from detcomm.cuda.peer.fused import MOST_BLOCKS, SLICE_BYTES, blocks_for, forms_of, make_fused_program
-from detcomm.cuda.peer.layout import Layout
-from detcomm.cuda.peer.path import PAD_BYTES
-from detcomm.cuda.peer.program import NOTHING, InPlace, make_peer_program
-from detcomm.cuda.program import Compiler, Program
-from detcomm.cuda.stream_order import NUM_EVENTS
+from detcomm.cuda.peer.program import NOTHING, InPlace
+from detcomm.cuda.program import Program
 from detcomm.fold_spec import FoldSpec
 from detcomm.options import Options
 from tests import inputs, oracle
+from tests.gpu.one_process import OneProcess, begin, zeros
 from tests.gpu.speed import median_s
 
-_PATIENCE_NS = 20_000_000_000
-
-_ENVIRONMENT = {
-    # One process issues for all ranks. With fewer queues than streams, what waits on one stream of a queue keeps back
-    # what it waits for on another. Where each rank has a process, one queue is enough: the stage streams-1-peer.
-    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-    # Loading a kernel at its first launch waits for the kernels of all streams.
-    "CUDA_MODULE_LOADING": "EAGER",
-}
-
-
-def _begin() -> None:
-    """Before anything else of CUDA in this process."""
-    assert not torch.cuda.is_initialized(), "the environment comes too late"
-    os.environ.update(_ENVIRONMENT)
-    torch.cuda.set_device(0)
-
-
-class OneProcess:
-    """All ranks on the current device."""
-
-    def __init__(self, world_size: int, staging_bytes: int) -> None:
-        self.world_size, self.room = world_size, staging_bytes
-        self.kernels = Kernels(torch.cuda.current_device())
-        kernels = self.kernels
-        self.compiler = Compiler(
-            kernels.fold, kernels.fold_blocks, kernels.copy, copy_blocks, kernels.peer_fold, kernels.peer_copy,
-            peer_copy_blocks, kernels.sync, kernels.fused,
-        )  # fmt: skip
-        self.pads = [_zeros(64 << 10) for _ in range(world_size)]
-        self.staging = [_zeros(staging_bytes + MOST_BLOCKS * SLICE_BYTES) for _ in range(world_size)]
-        self.words = torch.zeros(64, dtype=torch.int32).pin_memory()
-        self.tables = [_zeros(8 * 256 * world_size) for _ in range(world_size)]
-        self.peers = [self._peers(rank) for rank in range(world_size)]
-        make_stream: Any = torch.cuda.Stream
-        self.streams = [[make_stream() for _ in range(2)] for _ in range(world_size)]
-        self.events = [(ctypes.c_void_p * NUM_EVENTS)(*[_event() for _ in range(NUM_EVENTS)]) for _ in self.peers]
-        self.table = native.functions_of(driver(), None)
-
-    def programs(self, call: Call, options: Options, in_place: InPlace = NOTHING, fuses: bool = False) -> list[Program]:
-        """Of all ranks."""
-        ranks = range(self.world_size)
-        plans = bounded_peer_plans(call, ranks, self.world_size, options, 16, self.room)
-        forms = forms_of(plans)
-        if fuses:
-            assert forms is not None
-            num_blocks = blocks_for(call.count * call.dtype.itemsize, MOST_BLOCKS)
-            return [make_fused_program(forms, rank, self.compiler, num_blocks) for rank in ranks]
-        layouts = {rank: Layout(plan, set(ranks) - {rank}) for rank, plan in plans.items()}
-        return [make_peer_program(plans[rank], layouts, self.compiler, in_place) for rank in ranks]
-
-    def issue(self, programs: list[Program], given: list[Any], results: list[Any]) -> None:
-        """On every rank, once peers know where its tensors lie."""
-        for rank in range(self.world_size):
-            peers = self.peers[rank]
-            for buffer, tensor in enumerate((given[rank], results[rank])):  # region 1 is the input, region 2 the output
-                peers.places[buffer] = (buffer + 1) << 48
-                for table in self.tables:
-                    table.view(torch.int64)[256 * rank + buffer + 1] = tensor.data_ptr()
-        torch.cuda.synchronize()
-        self.issue_only(programs, given, results)
-
-    def issue_only(self, programs: list[Program], given: list[Any], results: list[Any]) -> None:
-        """The same for tensors of the call before; the host waits for nothing."""
-        for rank, program in enumerate(programs):
-            peers = self.peers[rank]
-            call = native.CCall(
-                streams=tuple(stream.cuda_stream for stream in self.streams[rank]),
-                events=ctypes.addressof(self.events[rank]),
-                buffers=(given[rank].data_ptr(), results[rank].data_ptr(), peers.staging[rank]),
-                context=self.kernels.context,
-                peers=ctypes.addressof(peers),
-            )
-            failure = native.CFailure()
-            status = native.library().dc_cuda_issue(
-                program.address, ctypes.byref(self.table), ctypes.byref(call), ctypes.byref(failure)
-            )
-            assert status == 0, f"{failure.function}: {failure.code}"
-
-    def _peers(self, rank: int) -> native.CPeers:
-        peers = native.CPeers(
-            table=self.tables[rank].data_ptr(), words=self.words.data_ptr(), patience_ns=_PATIENCE_NS,
-            fused_offset=self.room, slice_bytes=SLICE_BYTES, pad_bytes=PAD_BYTES, index=rank,
-            num_peers=self.world_size,
-        )  # fmt: skip
-        for index in range(self.world_size):
-            peers.staging[index], peers.pads[index] = self.staging[index].data_ptr(), self.pads[index].data_ptr()
-        return peers
-
-
-def _zeros(num_bytes: int) -> torch.Tensor:
-    return torch.zeros(num_bytes, dtype=torch.uint8, device="cuda")
-
-
-def _event() -> int:
-    handle = ctypes.c_void_p()
-    driver().call("cuEventCreate", ctypes.byref(handle), 2)
-    assert handle.value is not None
-    return handle.value
+_COUNT = 20_003
 
 
 def check() -> str:
     """Calls of every way through the kernels, each with the oracle."""
-    _begin()
+    begin()
     num_calls = 0
+    for ranks, given, options, way in _calls():
+        tensors = [torch.from_numpy(inputs.bits(one).copy()).cuda() for one in given]
+        results = tensors if num_calls % 2 else [torch.zeros_like(tensor) for tensor in tensors]
+        ranks.issue(_programs(ranks, options, way), tensors, results)
+        torch.cuda.synchronize()
+        assert not ranks.words.any(), f"a rank has given up: {ranks.words[:4].tolist()}"
+        expected = inputs.bits(oracle.reduce(given, "bfloat16", "sum"))
+        for rank, result in enumerate(results):
+            assert np.array_equal(result.cpu().numpy(), expected), f"{options} {way} of rank {rank}"
+        num_calls += 1
+    return f"{num_calls} calls of 2 and 3 ranks in one process have the oracle's bits"
+
+
+def unordered() -> str:
+    """The same calls, each twice, while nobody waits for anybody: for a tool that runs one kernel at a time.
+
+    All that peers might be waited for is told beforehand. So results are not looked at: where each access goes, is.
+    """
+    begin()
+    num_calls = 0
+    for ranks, given, options, way in _calls():
+        for pads in ranks.pads:
+            words = pads.view(torch.int32).view(-1, _Words.NUM)
+            words.zero_()
+            words[:, _Words.READY : _Words.DONE] = words[:, _Words.SENT : _Words.AWAITED] = _Words.MANY
+            words[:, _Words.DONE : _Words.PLACES] = words[:, _Words.CONSUMED : _Words.DEAD] = 2 * _Words.MANY
+        tensors = [torch.from_numpy(inputs.bits(one).copy()).cuda() for one in given]
+        results = [torch.zeros_like(tensor) for tensor in tensors]
+        programs = _programs(ranks, options, way)
+        for _ in range(2):  # the second time peers have published where their tensors lie
+            ranks.issue(programs, tensors, results)
+            torch.cuda.synchronize()
+        assert not ranks.words.any(), f"a rank has given up: {ranks.words[:4].tolist()}"
+        num_calls += 2
+    return f"{num_calls} calls of 2 and 3 ranks in one process, in any order"
+
+
+class _Words:
+    """Where words lie in ``Pad`` of native/kernels/peers.cuh, in units of 4 bytes."""
+
+    READY, DONE, PLACES, SENT, AWAITED, CONSUMED, DEAD, NUM = 0, 16, 32, 160, 176, 192, 208, 256
+    MANY = 1 << 29
+
+
+def _calls() -> Iterator[tuple[OneProcess, list[Any], Options, InPlace | None]]:
+    """All-reduces: ranks, contributions, options, and what is read in place; ``None`` for one launch a rank."""
     for world_size in (2, 3):
         ranks = OneProcess(world_size, 4 << 20)
-        count = 20_003
-        given = inputs.make("bfloat16", count, world_size)
-        expected = inputs.bits(oracle.reduce(given, "bfloat16", "sum"))
-        call = Call(Collective.ALL_REDUCE, DType.BFLOAT16, count, ReduceOp.SUM)
+        given = inputs.make("bfloat16", _COUNT, world_size)
         for schedule, piece in (("direct", None), ("oneshot", None), ("direct", 1 << 12), ("halving", 1 << 12)):
-            options = Options(schedule=schedule, chunk_bytes=piece)
-            for way in (NOTHING, InPlace(True, True), "fused"):
-                if way == "fused" and piece is not None:
-                    continue
-                in_place = NOTHING if isinstance(way, str) else way
-                programs = ranks.programs(call, options, in_place, way == "fused")
-                tensors = [torch.from_numpy(inputs.bits(one).copy()).cuda() for one in given]
-                results = tensors if num_calls % 2 else [torch.zeros_like(tensor) for tensor in tensors]
-                ranks.issue(programs, tensors, results)
-                torch.cuda.synchronize()
-                assert not ranks.words.any(), f"a rank has given up: {ranks.words[:4].tolist()}"
-                for rank, result in enumerate(results):
-                    assert np.array_equal(result.cpu().numpy(), expected), f"{options} {way} of rank {rank}"
-                num_calls += 1
-    return f"{num_calls} calls of 2 and 3 ranks in one process have the oracle's bits"
+            for way in (NOTHING, InPlace(True, True), None):
+                if way is not None or piece is None:
+                    yield ranks, given, Options(schedule=schedule, chunk_bytes=piece), way
+
+
+def _programs(ranks: OneProcess, options: Options, way: InPlace | None) -> list[Program]:
+    call = Call(Collective.ALL_REDUCE, DType.BFLOAT16, _COUNT, ReduceOp.SUM)
+    return ranks.programs(call, options, NOTHING if way is None else way, way is None)
 
 
 def bandwidth() -> list[str]:
     """Shares of what a device copy reaches: of single kernels, then of all ranks' calls at once. After ``check``."""
-    source, target = _zeros(1 << 28), _zeros(1 << 28)
+    source, target = zeros(1 << 28), zeros(1 << 28)
     copy = 2 * source.numel() / median_s(lambda: target.copy_(source))
     lines = [f"device copy {copy / 1e12:.2f} TB/s"]
     for name, moved, seconds in _single_kernels():
@@ -171,12 +106,13 @@ def bandwidth() -> list[str]:
     num_bytes = 256 << 20
     for world_size in (2, 4, 8):
         ranks = OneProcess(world_size, 2 * num_bytes + (64 << 20))
-        tensors = [_zeros(num_bytes) for _ in range(world_size)]
+        tensors = [zeros(num_bytes) for _ in range(world_size)]
         for name in ("all_reduce", "reduce_scatter", "all_gather"):
             collective = Collective(name)
             shards = None if name == "all_reduce" else (num_bytes // 2 // world_size,) * world_size
-            call = Call(collective, DType.BFLOAT16, num_bytes // 2, ReduceOp.SUM, shards)
-            part = [_zeros(num_bytes // world_size) for _ in tensors]
+            op = ReduceOp.SUM if collective.reduces else None
+            call = Call(collective, DType.BFLOAT16, num_bytes // 2, op, shards)
+            part = [zeros(num_bytes // world_size) for _ in tensors]
             given, results = {
                 "all_reduce": (tensors, tensors), "reduce_scatter": (tensors, part), "all_gather": (part, tensors)
             }[name]  # fmt: skip
@@ -228,7 +164,7 @@ def _single_kernels() -> Iterator[tuple[str, int, float]]:
     num_bytes = 32 << 20  # of an operand: a rank's part of 256 MiB on 8 ranks
     for dtype in (DType.BFLOAT16, DType.FLOAT32):
         for num_inputs in (2, 4, 8):
-            operands, output = [_zeros(num_bytes) for _ in range(num_inputs)], _zeros(num_bytes)
+            operands, output = [zeros(num_bytes) for _ in range(num_inputs)], zeros(num_bytes)
             spec = FoldSpec(ReduceOp.SUM, dtype, "float32", "tree", (True,) * num_inputs, True)
             kernel, count = kernels.peer_fold(spec), num_bytes // dtype.itemsize
             blocks = kernels.fold_blocks(count, dtype.itemsize)
@@ -239,7 +175,7 @@ def _single_kernels() -> Iterator[tuple[str, int, float]]:
             seconds = median_s(lambda k=kernel, b=blocks, a=arguments: kernels.launch(k, b, stream, *a))
             yield f"fold of {num_inputs} peers' {dtype.value}", (num_inputs + 1) * num_bytes, seconds
     for num_rows in (1, 7):
-        pairs = [(_zeros(num_bytes), _zeros(num_bytes)) for _ in range(num_rows)]
+        pairs = [(zeros(num_bytes), zeros(num_bytes)) for _ in range(num_rows)]
         copies = _Copies()
         for row, (src, dst) in enumerate(pairs):
             copies.src[row] = _Source(src.data_ptr(), 0, 0)
@@ -274,4 +210,4 @@ def _seconds(ranks: OneProcess, programs: list[Program], given: list[Any], resul
 
 
 if __name__ == "__main__":
-    print(check())
+    print(unordered() if sys.argv[1:] == ["unordered"] else check())

@@ -63,8 +63,9 @@ class Options:
             or, where all sizes fit, not at all.
         cuda_path: ``native`` (default), or ``reference``: the same plans from Python through a stock NCCL group, to
             compare with; slower, the same bits.
-        cuda_transport: ``nccl`` (default); ``peer``: ranks of a host read each other's memory, an error where they
-            cannot; ``auto``: the same where they can, otherwise NCCL. Between hosts it is always NCCL. Speed only.
+        cuda_transport: ``auto`` (default): ranks of a host read each other's memory if all can, otherwise NCCL, which
+            the log says with the reason; ``peer``: an error where they cannot; ``nccl``. Between hosts it is always
+            NCCL. Speed only.
         timeout: how long a rank waits for its peers; default: the group's timeout in torch.
 
     Raises:
@@ -82,7 +83,7 @@ class Options:
     cuda_on_error: str = attrs.field(default="exit", validator=_one_of("exit", "raise"))
     cuda_agreement: str = attrs.field(default="off", validator=_one_of("off", "on"))
     cuda_path: str = attrs.field(default="native", validator=_one_of("native", "reference"))
-    cuda_transport: str = attrs.field(default="nccl", validator=_one_of("auto", "peer", "nccl"))
+    cuda_transport: str = attrs.field(default="auto", validator=_one_of("auto", "peer", "nccl"))
     timeout: timedelta | None = attrs.field(default=None, converter=_to_timeout)
 
     @property

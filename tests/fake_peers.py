@@ -14,6 +14,7 @@ from detcomm.cuda.bounded_plan import bounded_peer_plans
 from detcomm.cuda.peer.fused import SLICE_BYTES, forms_of, make_fused_program
 from detcomm.cuda.peer.layout import Layout
 from detcomm.cuda.peer.program import NOTHING, InPlace, make_peer_program
+from detcomm.cuda.peer_memory.regions import MAX_REGIONS
 from detcomm.cuda.program import Program
 from detcomm.options import Options
 from detcomm.plan import Plan
@@ -21,7 +22,6 @@ from tests import fake_gpu
 
 PAD_BYTES = 64 << 10
 STAGING_BYTES = 4 << 20
-_MAX_REGIONS = 256
 
 
 class Outcome(NamedTuple):
@@ -54,7 +54,7 @@ class Peers:
         self.pads = [np.zeros(PAD_BYTES, np.uint8) for _ in range(world_size)]
         self.staging = [np.full(staging_bytes, 0xA5, np.uint8) for _ in range(world_size)]
         self.words = [np.zeros(64, np.uint32) for _ in range(world_size)]
-        self.tables = [np.zeros((native.MAX_PEERS, _MAX_REGIONS), np.uint64) for _ in range(world_size)]
+        self.tables = [np.zeros((native.MAX_PEERS, MAX_REGIONS), np.uint64) for _ in range(world_size)]
         self.peers = [self._peers(rank, patience_s) for rank in range(world_size)]
 
     def block_of(self, rank: int) -> range:

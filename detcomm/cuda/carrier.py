@@ -5,6 +5,7 @@ Which ranks are reached through memory is agreed by all ranks when a group conne
 what is in it.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from detcomm.cuda.native import MAX_PEERS
 from detcomm.cuda.native_call import NativeCall, Order, Streams
 from detcomm.cuda.nccl import NcclCommunicator
 from detcomm.cuda.peer.fused import MOST_BLOCKS
-from detcomm.cuda.peer.path import LEAST_FOR_FUSED, STAGING_BYTES, PeerPath
+from detcomm.cuda.peer.path import LEAST_FOR_FUSED, LEAST_STAGING_BYTES, STAGING_BYTES, PeerPath
 from detcomm.cuda.peer.residency import agree_on_blocks, give_back
 from detcomm.cuda.peer_memory.connect import Refusal, connect_peer_memory
 from detcomm.cuda.peer_memory.memory import PeerMemory
@@ -25,6 +26,8 @@ from detcomm.cuda.program import failure_text
 from detcomm.cuda.reference_call import Mover, ReferenceCall
 from detcomm.errors import NativeError, UsageError
 from detcomm.options import Options
+
+_log = logging.getLogger("detcomm")
 
 
 class Membership(NamedTuple):
@@ -63,6 +66,8 @@ def connect_peers(member: Membership, kernels: Kernels) -> PeerPath | None:
     memory: PeerMemory | Refusal
     if min(member.block_size, member.world_size) > MAX_PEERS:
         memory = Refusal(f"blocks of {member.block_size} ranks; expected at most {MAX_PEERS}")
+    elif options.cuda_transport == "auto" and staging_bytes < LEAST_STAGING_BYTES:
+        memory = Refusal(f"scratch_bytes is {options.scratch_bytes}; expected at least {LEAST_STAGING_BYTES}")
     else:
         memory = connect_peer_memory(
             member.store("peer"), member.name, member.rank, member.world_size, member.block_size, kernels.device,
@@ -78,6 +83,7 @@ def connect_peers(member: Membership, kernels: Kernels) -> PeerPath | None:
         return PeerPath(memory, member.timeout_s, most_blocks, partial(give_back, kernels.device, most_blocks))
     if options.cuda_transport == "peer":
         raise UsageError(f"group {member.name}: cuda_transport=peer, but its ranks share no memory: {memory.reason}")
+    _log.info("group %s: NCCL carries the messages inside a host, too: %s", member.name, memory.reason)
     return None
 
 

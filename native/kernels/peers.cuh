@@ -8,7 +8,7 @@
 #include "device.cuh"
 
 constexpr int kMostPeers = 16;
-constexpr int kMostRegions = 256;  // of one rank
+constexpr int kMostRegions = 4096;  // of one rank
 
 // What a kernel reads, of this rank or of a peer.
 struct Source {

@@ -19,6 +19,7 @@ from detcomm.cuda.peer.fused import MOST_BLOCKS, SLICE_BYTES, blocks_for, forms_
 from detcomm.cuda.peer.layout import Layout
 from detcomm.cuda.peer.path import PAD_BYTES
 from detcomm.cuda.peer.program import NOTHING, InPlace, make_peer_program
+from detcomm.cuda.peer_memory.regions import MAX_REGIONS
 from detcomm.cuda.program import Compiler, Program
 from detcomm.cuda.stream_order import NUM_EVENTS
 from detcomm.options import Options
@@ -51,7 +52,7 @@ class OneProcess:
         self.pads = [zeros(64 << 10) for _ in range(world_size)]
         self.staging = [zeros(staging_bytes + MOST_BLOCKS * SLICE_BYTES) for _ in range(world_size)]
         self.words = torch.zeros(64, dtype=torch.int32).pin_memory()
-        self.tables = [zeros(8 * 256 * world_size) for _ in range(world_size)]
+        self.tables = [zeros(8 * MAX_REGIONS * world_size) for _ in range(world_size)]
         self.peers = [self._peers(rank) for rank in range(world_size)]
         make_stream: Any = torch.cuda.Stream
         self.streams = [[make_stream() for _ in range(2)] for _ in range(world_size)]
@@ -77,7 +78,7 @@ class OneProcess:
             for buffer, tensor in enumerate((given[rank], results[rank])):  # region 1 is the input, region 2 the output
                 peers.places[buffer] = (buffer + 1) << 48
                 for table in self.tables:
-                    table.view(torch.int64)[256 * rank + buffer + 1] = tensor.data_ptr()
+                    table.view(torch.int64)[MAX_REGIONS * rank + buffer + 1] = tensor.data_ptr()
         torch.cuda.synchronize()
         self.issue_only(programs, given, results)
 

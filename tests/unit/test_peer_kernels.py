@@ -14,6 +14,7 @@ from detcomm.cuda import compile as cuda_compile
 from detcomm.cuda import native
 from detcomm.cuda.kernels import fold_defines
 from detcomm.cuda.peer.path import PAD_BYTES
+from detcomm.cuda.peer_memory.regions import MAX_REGIONS
 from detcomm.fold_spec import FoldSpec
 from tests import host_kernels, inputs, oracle
 from tests.fake_peer_kernels import CSource
@@ -124,7 +125,7 @@ def test_the_host_ends_a_wait() -> None:
 
 def test_places_are_taken_as_addresses_of_this_process() -> None:
     rank = _Rank(30.0, awaited=1, flags=2)
-    table: Any = np.zeros((2, 256), np.uint64)
+    table: Any = np.zeros((2, MAX_REGIONS), np.uint64)
     table[1, 9] = 1 << 40
     rank.sync.table = table.ctypes.data
     places: Any = rank.pads[0].view(np.uint64)

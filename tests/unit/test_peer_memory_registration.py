@@ -90,7 +90,7 @@ def test_too_many_regions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = _allocate(ranks, 0, 4096)
     parts = [(whole, 16)] * MAX_REGIONS
     reasons = ranks.on_each(lambda rank: memories[rank].register(parts if rank == 0 else [], None, 60.0))
-    assert reasons == ["256 parts of memory; there is room for 255 more in a group"] * 2
+    assert reasons == [f"{MAX_REGIONS} parts of memory; there is room for {MAX_REGIONS - 1} more in a group"] * 2
     assert ranks.on_each(lambda rank: memories[rank].close(TIMEOUT_S)) == [True, True]
 
 

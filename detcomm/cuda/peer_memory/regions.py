@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from detcomm.cuda.peer_memory.device_access import DeviceAccess
 
-MAX_REGIONS = 256
-"""Of one rank; what the table has room for."""
+MAX_REGIONS = 4096
+"""Of one rank; what the table has room for. Each captured graph takes one, and a training loop may have hundreds."""
 
 
 class Place(NamedTuple):
@@ -53,7 +53,7 @@ class Regions:
             [],
             [],
         )  # starts and spans, replaced together: another thread may look
-        self._write()
+        access.write(table, bytes(table_bytes(num_ranks)))
 
     def find(self, address: int, num_bytes: int) -> Place | None:
         """Where bytes of this rank lie for its peers; ``None`` if they have not mapped all of them."""
@@ -75,7 +75,7 @@ class Regions:
         """
         for (index, region), address in bases.items():
             self._bases[index][region] = address
-        self._write()
+            self._access.write(self.table + 8 * (MAX_REGIONS * index + region), struct.pack("Q", address))
 
     def map_region(self, region: int, bases: tuple[int, ...], _: int = 0) -> None:
         """The same of one region of all ranks, by index."""
@@ -93,10 +93,6 @@ class Regions:
         spans.sort()
         self._own = ([span.start for span in spans], spans)
         self.generation += 1
-
-    def _write(self) -> None:
-        words = [address for bases in self._bases for address in bases]
-        self._access.write(self.table, struct.pack(f"{len(words)}Q", *words))
 
 
 def table_bytes(num_ranks: int) -> int:

@@ -98,11 +98,14 @@ def _programs(ranks: OneProcess, options: Options, way: InPlace | None) -> list[
 
 def bandwidth() -> list[str]:
     """Shares of what a device copy reaches: of single kernels, then of all ranks' calls at once. After ``check``."""
-    source, target = zeros(1 << 28), zeros(1 << 28)
+    source, target = zeros(1 << 29), zeros(1 << 29)
     copy = 2 * source.numel() / median_s(lambda: target.copy_(source))
     lines = [f"device copy {copy / 1e12:.2f} TB/s"]
     for name, moved, seconds in _single_kernels():
-        lines.append(f"{name} alone: {moved / seconds / 1e12:.2f} TB/s, {moved / seconds / copy:.2f} of the copy")
+        same = median_s(lambda n=moved // 2: target[:n].copy_(source[:n]))
+        lines.append(
+            f"{name} alone: {moved / seconds / 1e12:.2f} TB/s, {same / seconds:.2f} of a copy of as many bytes"
+        )
     num_bytes = 256 << 20
     for world_size in (2, 4, 8):
         ranks = OneProcess(world_size, 2 * num_bytes + (64 << 20))
@@ -161,7 +164,7 @@ def _single_kernels() -> Iterator[tuple[str, int, float]]:
     """What the two halves of a long call are: name, bytes read and written, seconds. Nobody is waited for."""
     kernels = Kernels(torch.cuda.current_device())
     stream = torch.cuda.current_stream().cuda_stream
-    num_bytes = 32 << 20  # of an operand: a rank's part of 256 MiB on 8 ranks
+    num_bytes = 64 << 20  # of an operand
     for dtype in (DType.BFLOAT16, DType.FLOAT32):
         for num_inputs in (2, 4, 8):
             operands, output = [zeros(num_bytes) for _ in range(num_inputs)], zeros(num_bytes)

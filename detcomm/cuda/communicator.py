@@ -151,7 +151,7 @@ class CudaCommunicator:
         restore = relaxed_capture()
         try:
             self.kernels.make_current()
-            oldest = self._in_flight.let_go() or self._issuing
+            oldest = self._in_flight.let_go(self._carrier.check) or self._issuing
             self._carrier.check()
         except (NativeError, TransportError) as error:
             at = "" if self.oldest is None else f" in collective #{self.oldest.sequence}, {self.oldest.text}"

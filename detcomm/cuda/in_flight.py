@@ -3,6 +3,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from detcomm.call import Call
@@ -53,16 +54,22 @@ class InFlightQueue:
         """The newest call. Without the lock: at this end nobody takes one away, and ``append`` is one step."""
         self._calls.append(call)
 
-    def let_go(self) -> InFlight | None:
+    def let_go(self, check: Callable[[], None]) -> InFlight | None:
         """Drop what is done; the oldest that is not.
+
+        Args:
+            check: raises if what is done was given up. Then nothing is dropped: the oldest call can be named.
 
         Raises:
             NativeError: the device has failed.
         """
-        finished = []
         with self._lock:
-            while self._calls and self._calls[0].event.is_done():
-                finished.append(self._calls.popleft())
+            num_done = 0
+            while num_done < len(self._calls) and self._calls[num_done].event.is_done():
+                num_done += 1
+            if num_done:
+                check()
+            finished = [self._calls.popleft() for _ in range(num_done)]
             oldest = self._calls[0] if self._calls else None
         del finished  # outside the lock: this may free tensors
         return oldest

@@ -71,16 +71,26 @@ def test_reduce_scatter_and_all_gather_of_uneven_shards(monkeypatch: pytest.Monk
     assert all(np.array_equal(whole, expected) for whole in wholes)
 
 
-def test_ranks_that_share_no_host_refuse_together_or_go_by_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_share_no_host_refuse_together_or_go_by_nccl(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(UsageError, match=r"cuda_transport=peer, but its ranks share no memory: no two of the 2 ranks"):
         World(2, PEER, monkeypatch, block_size=1)
     world = World(2, Options(cuda_transport="auto"), monkeypatch, block_size=1)
     assert all(communicator._carrier.peers is None for communicator in world.communicators)
     run(world, CALL, inputs.make("float32", 1003, 2))
     assert any(name.startswith("nccl") for name, *_ in world.gpus[0].calls)
-    world = World(2, Options(cuda_transport="auto"), monkeypatch, block_size=2)
+    world = World(2, Options(), monkeypatch, block_size=2)
     run(world, CALL, inputs.make("float32", 1003, 2))
     assert not any(name.startswith("nccl") for name, *_ in world.gpus[0].calls)
+    with caplog.at_level("INFO", logger="detcomm"):
+        world = World(2, Options(scratch_bytes=1 << 20), monkeypatch, block_size=2)
+    run(world, CALL, inputs.make("float32", 1003, 2))
+    assert any(name.startswith("nccl") for name, *_ in world.gpus[0].calls)
+    assert (
+        "NCCL carries the messages inside a host, too: scratch_bytes is 1048576; expected at least 4194304"
+        in caplog.text
+    )
 
 
 def test_a_peer_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +105,10 @@ def test_a_peer_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
     world.on_each(call)
     for rank in (0, 2):
-        with pytest.raises(PeerTimeoutError, match=f"rank {rank}.*: the GPU has waited 0.3 s for rank 1 to make ready"):
+        with pytest.raises(
+            PeerTimeoutError,
+            match=f"rank {rank} in collective #1, all_reduce.*: the GPU has waited 0.3 s for rank 1 to make ready",
+        ):
             world.on_each(lambda here, rank=rank: world.communicators[rank].poll() if here == rank else None)
     started = time.monotonic()
     world.on_each(call)

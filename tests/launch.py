@@ -13,6 +13,7 @@ the error, with its traceback; the others get a grace, then their stacks are pri
 pytest itself never forks: a fork of a process whose libraries have started threads hangs later.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -245,7 +246,8 @@ class Ranks:
         for rank in self._ranks:
             rank.process.join(max(0.0, deadline - time.monotonic()))
             if rank.process.is_alive() and rank.process.pid is not None:
-                os.kill(rank.process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended this moment
+                    os.kill(rank.process.pid, signal.SIGKILL)
                 rank.process.join()
         self._ranks = []
         self._stores = []

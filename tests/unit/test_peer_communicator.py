@@ -88,7 +88,7 @@ def test_ranks_that_share_no_host_refuse_together_or_go_by_nccl(
     run(world, CALL, inputs.make("float32", 1003, 2))
     assert any(name.startswith("nccl") for name, *_ in world.gpus[0].calls)
     assert (
-        "NCCL carries the messages inside a host, too: scratch_bytes is 1048576; expected at least 4194304"
+        "NCCL carries the messages inside a host, too: scratch_bytes is 1048576; expected at least 16777216"
         in caplog.text
     )
 

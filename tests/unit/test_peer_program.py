@@ -10,6 +10,7 @@ from detcomm.call import Call
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda.bounded_plan import bounded_peer_plans
 from detcomm.cuda.peer.layout import Layout
+from detcomm.cuda.peer.path import LEAST_STAGING_BYTES
 from detcomm.cuda.peer.program import InPlace
 from detcomm.errors import UsageError
 from detcomm.options import Options
@@ -114,3 +115,37 @@ def test_what_cannot_be_cut_short_enough_is_refused_on_all_ranks() -> None:
     assert max(Layout(plan, set(range(4)) - {rank}).num_bytes for rank, plan in enough.items()) <= 8 << 20
     with pytest.raises(UsageError, match=r"a rank stages \d+ bytes for its peers in the shortest pieces"):
         bounded_peer_plans(call, [3], 4, options, 4, 1 << 16)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 6, 7, 11, 13, 16])
+@pytest.mark.parametrize(("association", "schedule"), SCHEDULES)
+def test_what_is_chosen_by_itself_has_room_for_every_call(world_size: int, association: str, schedule: str) -> None:
+    """For ``cuda_transport=auto`` no call is refused: how much is staged depends on pieces, not on the message."""
+    options = Options(association=association, schedule=schedule, ring_chunk_elems=4096)
+    count = (1 << 18) // world_size * world_size
+    even = (count // world_size,) * world_size
+    for collective, op in (
+        (Collective.ALL_REDUCE, ReduceOp.SUM), (Collective.REDUCE_SCATTER, ReduceOp.SUM), (Collective.ALL_GATHER, None)
+    ):  # fmt: skip
+        call = Call(collective, DType.FLOAT32, count, op, None if collective is Collective.ALL_REDUCE else even)
+        assert bounded_peer_plans(call, [0], world_size, options, 16, LEAST_STAGING_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [("int8", "sum"), ("int64", "min"), ("uint16", "max"), ("uint8", "band"), ("float64", "product"), ("bool", "sum"),
+     ("float16", "avg"), ("int32", "avg")],
+)  # fmt: skip
+def test_every_kind_of_type_is_read_at_the_peers(dtype: str, op: str) -> None:
+    """An odd number of elements: parts begin at odd addresses."""
+    world_size, count = 3, 1003
+    given = inputs.make(dtype, count, world_size)
+    expected = inputs.bits(oracle.reduce(given, dtype, op))
+    call = Call(Collective.ALL_REDUCE, DType(dtype), count, ReduceOp(op))
+    peers = Peers(world_size)
+    for schedule in ("direct", "halving", "oneshot"):
+        for in_place in (False, True):
+            options = Options(schedule=schedule, chunk_bytes=512)
+            outcome = peers.run(call, options, [inputs.bits(one) for one in given], in_place)
+            for output in outcome.outputs:
+                assert np.array_equal(output, expected)

@@ -21,7 +21,7 @@ from detcomm.errors import PeerTimeoutError
 STAGING_BYTES = 32 << 20
 """Of the eager segment, if ``scratch_bytes`` is not less: three slots of the usual pieces, and some."""
 
-LEAST_STAGING_BYTES = 4 << 20
+LEAST_STAGING_BYTES = 16 << 20
 """Room for every call of up to 16 ranks, by any schedule, in its shortest pieces."""
 
 LEAST_FOR_FUSED = 8 << 20

@@ -65,7 +65,7 @@ def short(rank: int, world_size: int) -> list[str]:
 
 
 def exchanges(rank: int, world_size: int) -> list[str]:
-    """A long reduce-scatter beside stock NCCL's; and stock NCCL's own exchange of the same bytes, in two ways."""
+    """A long reduce-scatter beside stock NCCL's; and stock NCCL's own exchange of the same bytes, in several ways."""
     device = start(rank, world_size)
     stock = dist.new_group(backend="nccl")
     reference = dist.new_group(backend="detcomm", pg_options=Options(cuda_path="reference", node_size=1))
@@ -79,12 +79,31 @@ def exchanges(rank: int, world_size: int) -> list[str]:
             "detcomm": lambda t=tensor, s=shard: dist.reduce_scatter_tensor(s, t),
             "reference": lambda t=tensor, s=shard: dist.reduce_scatter_tensor(s, t, group=reference),
             "stock all_to_all": lambda t=tensor, w=whole: dist.all_to_all_single(w, t, group=stock),
+            "stock messages, 1 peer at a time": lambda t=tensor, w=whole: _rounds(t, w, 1, stock),
+            "2 peers at a time": lambda t=tensor, w=whole: _rounds(t, w, 2, stock),
+            "all at once": lambda t=tensor, w=whole: _rounds(t, w, world_size, stock),
         }
         device_ms, _ = in_turn(lambda action: action(), actions, 16)
         ratios = ", ".join(f"{name} {value / device_ms['stock']:.2f}" for name, value in device_ms.items())
         lines.append(f"reduce_scatter {num_bytes >> 20} MiB: stock {device_ms['stock']:.1f} ms; {ratios}")
     dist.destroy_process_group()
     return lines
+
+
+def _rounds(source: torch.Tensor, target: torch.Tensor, num_peers: int, group: Any) -> None:
+    """Parts go to the ranks behind this one and come from those before it, so many of each in a group of NCCL's."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    sent, got = source.chunk(world_size), target.chunk(world_size)
+    for first in range(1, world_size, num_peers):
+        messages = []
+        for apart in range(first, min(first + num_peers, world_size)):
+            behind, before = (rank + apart) % world_size, (rank - apart) % world_size
+            messages += [
+                dist.P2POp(dist.isend, sent[behind], group=group, group_peer=behind),
+                dist.P2POp(dist.irecv, got[before], group=group, group_peer=before),
+            ]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
 
 
 def _told(device_ms: dict[str, float]) -> str:

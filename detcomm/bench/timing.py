@@ -71,8 +71,14 @@ class Times:
     calls: tuple[float, ...]
 
 
-def time_in_turns(calls: Sequence[Call], effort: Effort, ranks: Ranks) -> list[Times]:
-    """Time each of the calls. Every rank gives as many, in the same order."""
+def time_in_turns(
+    calls: Sequence[Call], effort: Effort, ranks: Ranks, say: Callable[[str], object] = lambda _: None
+) -> list[Times]:
+    """Time each of the calls. Every rank gives as many, in the same order.
+
+    Args:
+        say: is told of each round before it.
+    """
     for call in calls:
         for _ in range(effort.warmup_iters):
             call()
@@ -81,7 +87,9 @@ def time_in_turns(calls: Sequence[Call], effort: Effort, ranks: Ranks) -> list[T
     else:
         plans = [[_calls_per_turn(call, effort, ranks)] * effort.rounds for call in calls]
     own: list[list[float]] = [[] for _ in calls]
-    for number in range(len(plans[0]) if plans else 0):
+    num_rounds = len(plans[0]) if plans else 0
+    for number in range(num_rounds):
+        say(f"round {number + 1} of {num_rounds}")
         for index in _order(len(calls), number):
             ranks.barrier()
             own[index] += ranks.time_calls(calls[index], plans[index][number])

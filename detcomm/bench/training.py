@@ -12,7 +12,7 @@ compared bit by bit with the specified sum of all ranks' own gradients.
 import hashlib
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +80,17 @@ class Training:
         return samples.to(device, getattr(torch, self.dtype.value))
 
 
-def train(training: Training, contenders: Sequence[TorchContender], job: Job) -> list[dict[str, Any]]:
-    """Rows of a report, one a contender and one without communication. Every rank calls this."""
+def train(
+    training: Training,
+    contenders: Sequence[TorchContender],
+    job: Job,
+    say: Callable[[str], object] = lambda _: None,
+) -> list[dict[str, Any]]:
+    """Rows of a report, one a contender and one without communication. Every rank calls this.
+
+    Args:
+        say: is told what comes next.
+    """
     samples = training.inputs(dist.get_rank(), job.device)
     alone = training.model(job.device)
     compute = _step(alone, alone, samples)
@@ -90,6 +99,7 @@ def train(training: Training, contenders: Sequence[TorchContender], job: Job) ->
     calls: list[Call] = [compute]
     checks = []
     for contender in contenders:
+        say(f"checking gradients of {contender.name}")
         model = training.model(job.device)
         devices = [job.device.index] if job.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
@@ -100,7 +110,7 @@ def train(training: Training, contenders: Sequence[TorchContender], job: Job) ->
             step()
         checks.append(_check(training, own, [_checked_part(parameter) for parameter in model.parameters()], job))
         calls += [step, _buckets(training, contender, job.device)]
-    by_call = time_in_turns(calls, job.effort, Ranks(*meeting(job.device)))
+    by_call = time_in_turns(calls, job.effort, Ranks(*meeting(job.device)), say)
     baseline, rows = by_call[0], [_row(NO_COMMUNICATION, by_call[0])]
     for index, (contender, check) in enumerate(zip(contenders, checks, strict=True)):
         step_times, bucket_times = by_call[1 + 2 * index], by_call[2 + 2 * index]

@@ -23,6 +23,7 @@ from detcomm.commands.bench import (
     check_backends,
 )
 from detcomm.commands.output_files import JsonOption
+from detcomm.commands.progress import progress
 from detcomm.commands.ranks import NprocOption, take_place
 from detcomm.errors import UsageError
 from detcomm.options import Options
@@ -73,10 +74,10 @@ def bench_train_command(
     contenders = [open_contender(name, own) for name in names]
     effort = Effort(rounds, turn_s, iters=iters, warmup_iters=warmup_iters, over_ranks=average)
     training = Training(num_parameters, layers, bucket_mb, batch, element_type)
-    with Console(stderr=True, quiet=not place.speaks).status("training"):
+    with progress(place.speaks, "training") as say:
         machine = describe_machine()
         torch_contenders = [one for one in contenders if isinstance(one, TorchContender)]
-        rows = train(training, torch_contenders, Job(own, effort, options.order, options.accumulate))
+        rows = train(training, torch_contenders, Job(own, effort, options.order, options.accumulate), say)
     for contender in contenders:
         contender.close()
     dist.destroy_process_group()

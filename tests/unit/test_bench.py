@@ -110,7 +110,9 @@ def test_turns_are_interleaved_and_the_slowest_rank_counts() -> None:
     order: list[str] = []
     ranks = Ranks(lambda: None, _two_ranks, host_times)
     calls: list[Call] = [lambda: order.append("a"), lambda: order.append("b"), lambda: order.append("c")]
-    times = time_in_turns(calls, Effort(rounds=3, turn_s=0.0), ranks)
+    said: list[str] = []
+    times = time_in_turns(calls, Effort(rounds=3, turn_s=0.0), ranks, said.append)
+    assert said == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
     assert [len(one.turns) for one in times] == [3, 3, 3]
     assert "".join(order[-9:]) == "abccbabca"
     assert all(seconds > 0 for one in times for seconds in one.turns)

@@ -14,6 +14,9 @@ from typing import Any
 from detcomm.errors import TransportError
 from detcomm.transports.waiting_thread import WaitingThread
 
+Told = Callable[[TransportError], None]
+"""Somebody who waits without a thread: for a future."""
+
 
 class MovementWaits:
     """One group's; several threads may wait at a time.
@@ -29,6 +32,7 @@ class MovementWaits:
         self._lock = threading.Lock()
         self._idle: list[WaitingThread] = []
         self._busy: set[WaitingThread] = set()
+        self._told: dict[Told, Callable[[], Any]] = {}
         self._ending: TransportError | None = None
         self._is_closed = False
 
@@ -61,9 +65,31 @@ class MovementWaits:
                 return
             self._ending = error
             busy, self._busy = self._busy, set()
+            told, self._told = self._told, {}
         for thread in busy:
             thread.abandon(TransportError(*error.args))
+        for tell, wait in told.items():
+            threading.Thread(target=_wait_in, args=(self._group, wait), name=self._name, daemon=True).start()
+            tell(TransportError(*error.args))
         self.close()
+
+    def on_end(self, tell: Told, wait: Callable[[], Any]) -> None:
+        """Call ``tell`` if the group fails before ``forget``; at once if it has.
+
+        Args:
+            wait: ends with what is moved; the group is not freed before.
+        """
+        with self._lock:
+            if self._ending is None:
+                self._told[tell] = wait
+                return
+            error = TransportError(*self._ending.args)
+        tell(error)
+
+    def forget(self, tell: Told) -> None:
+        """The opposite of ``on_end``."""
+        with self._lock:
+            self._told.pop(tell, None)
 
     def close(self) -> None:
         """Let the threads end, each with the wait that it is in. Idempotent."""

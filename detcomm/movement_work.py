@@ -59,6 +59,7 @@ class MovementWork(HostWork):
         self._lock = threading.Lock()
         self._base: Any = None
         self._future: Any = None
+        self._is_settled = False
         self._failure: TransportError | None = None
 
     def begin(self, inner: Any) -> None:
@@ -68,7 +69,7 @@ class MovementWork(HostWork):
             base = self._base
         self._has_begun.release()
         if base is not None:
-            inner.get_future().then(self._take_outcome)
+            self._follow(inner.get_future())
 
     def settle(self, error: BaseException | None) -> None:
         """How the attempt to begin it ended: with an error it never will."""
@@ -79,7 +80,7 @@ class MovementWork(HostWork):
             base = self._base
         self._has_begun.release()
         if base is not None:
-            base.set_result(None)
+            self._settle_future()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the bytes are there; at most for ``timeout``, or the group's.
@@ -128,9 +129,9 @@ class MovementWork(HostWork):
             self._base = torch.futures.Future()
             self._future = self._base.then(self._unwrap)
         if inner_future is not None:
-            inner_future.then(self._take_outcome)
+            self._follow(inner_future)
         elif refusal is not None:
-            self._base.set_result(None)
+            self._settle_future()
         return self._future
 
     def source_rank(self) -> int:
@@ -156,12 +157,29 @@ class MovementWork(HostWork):
         if self._refusal is not None:
             raise fresh(self._refusal) from self._refusal
 
+    def _follow(self, inner_future: Any) -> None:
+        """gloo's future, or the failure of the group: whichever comes first. gloo may not tell before its timeout."""
+        if self._waits is not None:
+            self._waits.on_end(self._settle_future, self._inner.wait)
+        inner_future.then(self._take_outcome)
+
     def _take_outcome(self, done: Any) -> None:
         """On gloo's thread, before its work counts as done: waiting for that here would never end."""
+        if self._waits is not None:
+            self._waits.forget(self._settle_future)
+        error: TransportError | None = None
         try:
             done.value()
-        except RuntimeError as error:
-            self._failure = transport_error(self._label, error)
+        except RuntimeError as failure:
+            error = transport_error(self._label, failure)
+        self._settle_future(error)
+
+    def _settle_future(self, error: TransportError | None = None) -> None:
+        with self._lock:
+            if self._is_settled:
+                return
+            self._is_settled = True
+            self._failure = error
         self._base.set_result(None)
 
     def _unwrap(self, _: Any) -> list[torch.Tensor]:

@@ -109,3 +109,25 @@ def test_an_interrupted_wait_does_not_give_its_outcome_to_the_next_one() -> None
     assert seen == ["next"]
     waits.close()
     _wait_until_no_thread_of("test-interrupt")
+
+
+def test_a_failure_tells_who_waits_for_a_future_and_keeps_the_group() -> None:
+    class Group:
+        pass
+
+    group = Group()
+    waits, group_left = MovementWaits("test-told", group), weakref.ref(group)
+    del group
+    release, told = threading.Event(), list[str]()
+    tell, forgotten = (lambda error: told.append(str(error))), (lambda error: told.append("forgotten"))
+    waits.on_end(tell, release.wait)
+    waits.on_end(forgotten, release.wait)
+    waits.forget(forgotten)
+    waits.end(TransportError("rank 1 died"))
+    assert told == ["rank 1 died"]
+    assert group_left() is not None, "torch would wait for its threads as it is freed"
+    waits.on_end(tell, release.wait)
+    assert told == ["rank 1 died"] * 2
+    release.set()
+    _wait_until_no_thread_of("test-told")
+    assert group_left() is None

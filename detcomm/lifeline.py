@@ -20,6 +20,7 @@ _GROUP_BYTES = 16
 _MOST_GREETING = 64
 """Callers that have not shown the secret yet; strangers beyond that are dropped, the oldest first."""
 _WELCOME = b"w"
+_THANKS = b"t"
 _FAREWELL = b"f"
 _CONNECT_TIMEOUT_S = 2.0
 
@@ -58,6 +59,7 @@ def connect(endpoint: Endpoint, own_name: str, group: str) -> socket.socket | No
                 closing.callback(line.close)
                 line.sendall(hello)
                 if line.recv(1) == _WELCOME:
+                    line.sendall(_THANKS)
                     closing.pop_all()
                     return line
     return None
@@ -92,6 +94,7 @@ class Lifelines:
         self._secret = b""
         self._greeting: dict[socket.socket, bytes] = {}
         self._lines: dict[socket.socket, tuple[str, str]] = {}
+        self._unthanked: set[socket.socket] = set()
 
     def listen(self, addresses: tuple[str, ...]) -> Endpoint:
         """Accept lines from now on; the same endpoint at every call."""
@@ -167,6 +170,8 @@ class Lifelines:
         names = hello[_SECRET_BYTES:].decode()
         with contextlib.suppress(OSError):
             line.send(_WELCOME)
+        # Until it answers, it may not have heard the welcome in time, and hang up though it is alive.
+        self._unthanked.add(line)
         self.add(line, names[:_NAME_BYTES], names[_NAME_BYTES:])
 
     def _read(self, line: socket.socket) -> None:
@@ -176,15 +181,20 @@ class Lifelines:
             return
         except OSError:
             word = b""
+        if word == _THANKS:
+            self._unthanked.discard(line)
+            return
         process, _ = self._lines[line]
+        counts = line not in self._unthanked and word != _FAREWELL
         self._close(line)
-        if word != _FAREWELL:
+        if counts:
             self._on_end(process)
 
     def _close(self, line: socket.socket) -> None:
         self._selector.unregister(line)
         self._lines.pop(line, None)
         self._greeting.pop(line, None)
+        self._unthanked.discard(line)
         line.close()
 
 

@@ -44,8 +44,6 @@ def _many_subgroups(rank: int, world_size: int) -> dict[str, bool]:
         seen["sorted"] = _sums_to_the_oracle(reverse, rank, [0, 1, 2, 3], 3)
         stock = dist.new_group(pg_options=dist.ProcessGroupGloo._Options(), timeout=timedelta(seconds=77))
         seen["options of gloo"] = _sums_to_the_oracle(stock, rank, [0, 1, 2, 3], 4)
-        local = dist.new_group([0, 2], use_local_synchronization=True) if rank in (0, 2) else None
-        seen["of those who call"] = local is None or _sums_to_the_oracle(local, rank, [0, 2], 5)
         beside = dist.new_group(backend="gloo")
         seen["gloo beside"] = isinstance(beside._get_backend(torch.device("cpu")), dist.ProcessGroupGloo)
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
@@ -55,6 +53,10 @@ def _many_subgroups(rank: int, world_size: int) -> dict[str, bool]:
         pg.set_timeout(timedelta(seconds=99))
         dist.destroy_process_group(reverse)
         seen["after"] = _sums_to_the_oracle(pg, rank, [0, 1, 2, 3], 8)
+        # Last: torch 2.14.1 counts this group on its own ranks alone, and all ranks' next group, stock gloo's too, finds no
+        # common name.
+        local = dist.new_group([0, 2], use_local_synchronization=True) if rank in (0, 2) else None
+        seen["of those who call"] = local is None or _sums_to_the_oracle(local, rank, [0, 2], 5)
     return seen
 
 

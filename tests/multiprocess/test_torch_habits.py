@@ -53,8 +53,8 @@ def _many_subgroups(rank: int, world_size: int) -> dict[str, bool]:
         pg.set_timeout(timedelta(seconds=99))
         dist.destroy_process_group(reverse)
         seen["after"] = _sums_to_the_oracle(pg, rank, [0, 1, 2, 3], 8)
-        # Last: torch 2.14.1 counts this group on its own ranks alone, and all ranks' next group, stock gloo's too, finds no
-        # common name.
+        # Last: torch 2.14.1 counts this group on its own ranks alone, and the next one of all, stock gloo's too, finds
+        # no common name.
         local = dist.new_group([0, 2], use_local_synchronization=True) if rank in (0, 2) else None
         seen["of those who call"] = local is None or _sums_to_the_oracle(local, rank, [0, 2], 5)
     return seen

@@ -113,6 +113,7 @@ def _is_same(connection: Store, root: Store) -> bool:
     """Whether both lead to one server: another store may have been made at the address of one that has ended."""
     key, word = f"detcomm/connection/{os.getpid()}/{id(connection)}", secrets.token_hex(8)
     root.set(key, word)
+    root.check([key])  # a TCPStore does not acknowledge a set; what it answers on this line, it answers after the set
     try:
         return read(connection, key) == word
     except RuntimeError:  # its server has gone

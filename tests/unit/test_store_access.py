@@ -4,10 +4,12 @@
 import threading
 import weakref
 from datetime import timedelta
+from typing import cast
 
 import pytest
-from torch.distributed import HashStore, PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 
+from detcomm import store_access
 from detcomm.polling_store import PollingStore
 from detcomm.store_access import shared_connection
 
@@ -24,6 +26,30 @@ def test_a_connection_is_shared_as_long_as_it_is_held() -> None:
     gone = weakref.ref(shared)
     del shared
     assert gone() is None
+
+
+class _Line:
+    """A client of a server that reads the lines of its clients in any order, and answers all but ``set``."""
+
+    def __init__(self, served: dict[str, str]) -> None:
+        self._served = served
+        self._sent: list[tuple[str, str]] = []
+
+    def set(self, key: str, value: str) -> None:
+        self._sent.append((key, value))
+
+    def check(self, keys: list[str]) -> bool:
+        self._served.update(self._sent)
+        return all(key in self._served for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self._served[key].encode()
+
+
+def test_a_set_that_the_server_has_yet_to_read_is_no_other_server() -> None:
+    served: dict[str, str] = {}
+    assert store_access._is_same(cast(Store, _Line(served)), cast(Store, _Line(served)))
+    assert not store_access._is_same(cast(Store, _Line({})), cast(Store, _Line({})))
 
 
 def test_who_waits_gets_what_comes() -> None:

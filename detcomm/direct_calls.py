@@ -20,7 +20,7 @@ from detcomm.errors import TransportError
 from detcomm.lazy_communicator import LazyCommunicator
 from detcomm.lazy_cuda import LazyCuda
 from detcomm.tensor_memory import is_plain
-from detcomm.torch_calls import Batch
+from detcomm.torch_calls import Batch, operation_number
 from detcomm.transports.base import PreparedCall
 from detcomm.worker import Worker
 
@@ -82,7 +82,7 @@ class DirectCalls:
             return self._run_on_gpu(cuda, on_gpu, tensor, tensor, timeout, timeout_s)
         if not is_plain(tensor):
             return False
-        key = (tensor.dtype, tensor.numel(), op.op.value)
+        key = (tensor.dtype, tensor.numel(), operation_number(op))
         known = self._known.get(key) or self._learn(key, lambda: torch_calls.all_reduce("all_reduce", [tensor], op))
         if known is None:
             return False
@@ -99,7 +99,7 @@ class DirectCalls:
             return self._run_on_gpu(cuda, on_gpu, input, output, timeout, timeout_s)
         if not (is_plain(output) and is_plain(input)):
             return False
-        key = (input.dtype, input.numel(), op.op.value, output.dtype, output.numel())
+        key = (input.dtype, input.numel(), operation_number(op), output.dtype, output.numel())
         name = "reduce_scatter_tensor"
         known = self._known.get(key) or self._learn(
             key, lambda: torch_calls.reduce_scatter(name, [output], [input], op, self._world_size)
@@ -151,7 +151,8 @@ class DirectCalls:
         return self._run(known, source, target, timeout, timeout_s)
 
     def _run(self, known: _Known, source: int, target: int, timeout: timedelta | None, timeout_s: float) -> bool:
-        timeout_s = _in_seconds(timeout, timeout_s)
+        if timeout is not None and timeout != _NO_TIMEOUT:
+            timeout_s = _in_seconds(timeout, timeout_s)
         if self._blocks or not self._worker.try_begin():
             return False
         self.num_started += 1

@@ -12,6 +12,7 @@ from detcomm.memory import DeviceMemory
 from detcomm.transports.base import Bytes
 
 _MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_STRIDED = torch.strided
 _NO_BYTES: Bytes = np.empty(0, dtype=np.uint8)
 
 
@@ -39,7 +40,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Whether it is a run of the CPU's memory in the common form. ``check_dense`` takes more, or says what is wrong."""
     return (
         tensor.is_cpu
-        and tensor.layout is torch.strided
+        and tensor.layout is _STRIDED
         and tensor.is_contiguous()
         and not (tensor.is_neg() or tensor.is_conj())
     )

@@ -77,6 +77,18 @@ def operation(op: Any) -> tuple[ReduceOp, float | None]:
     return known, float(factor.item() if isinstance(factor, torch.Tensor) else factor)
 
 
+def _number_of_enum(op: Any) -> int:
+    number: int = getattr(op, "op", op).value
+    return number
+
+
+_REDUCE_OPS = [dist.ReduceOp(operation) for operation in _OPERATIONS if operation != dist.ReduceOp.PREMUL_SUM]
+operation_number: Callable[[Any], int] = (
+    hash if all(hash(op) == _number_of_enum(op) for op in _REDUCE_OPS) else _number_of_enum
+)
+"""The number of torch's operation object, whatever its factor; its hash is that, and a third of the time to get."""
+
+
 @lru_cache(maxsize=_CACHED_CALLS)
 def _call(
     collective: Collective,

@@ -31,15 +31,21 @@ class TorchMethods:
     def allreduce(
         self, tensors: Tensors | torch.Tensor, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> dist.Work:
-        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        if type(tensors) is not list and isinstance(tensors, torch.Tensor):  # torch's check takes 0.1 us
+            tensors = [tensors]
         reduce_op, asynchronous, timeout = _reduce_settings(opts, op, timeout)
+        direct = self._group.direct
+        if (
+            not asynchronous
+            and len(tensors) == 1
+            and not direct.alone
+            and direct.all_reduce(tensors[0], reduce_op, timeout, self._group.timeout_s)
+        ):
+            return FINISHED
         if tensors[0].layout is not torch.strided:
             return all_reduce_sparse(self._group, tensors, reduce_op, timeout)
-        if self._group.direct.alone and torch_calls.all_reduce_alone("all_reduce", tensors, reduce_op):
+        if direct.alone and torch_calls.all_reduce_alone("all_reduce", tensors, reduce_op):
             return FinishedWork(list(tensors)) if asynchronous else FINISHED
-        direct = not asynchronous and len(tensors) == 1
-        if direct and self._group.direct.all_reduce(tensors[0], reduce_op, timeout, self._group.timeout_s):
-            return FINISHED
         batch = torch_calls.all_reduce("all_reduce", tensors, reduce_op)
         return self._group.reduce("all_reduce", batch, asynchronous, timeout)
 

@@ -8,6 +8,7 @@ queues for the group's thread, which is started at the first call that needs it.
 import queue
 import threading
 from collections.abc import Callable
+from threading import get_ident
 
 from detcomm.errors import UsageError
 
@@ -35,7 +36,7 @@ class Worker:
     @property
     def nested(self) -> bool:
         """Whether this thread is inside a job: then waiting for a queued one would never end."""
-        return self._owner == threading.get_ident()
+        return self._owner == get_ident()
 
     def try_begin(self) -> bool:
         """Take the group for a job of this thread's, if nothing was submitted before; then ``end`` must follow."""
@@ -44,7 +45,7 @@ class Worker:
         if self._num_pending != 0:
             self._turn.release()
             return False
-        self._owner = threading.get_ident()
+        self._owner = get_ident()
         return True
 
     def end(self) -> None:
@@ -134,7 +135,7 @@ class Worker:
     def _loop(self) -> None:
         while (job := self._jobs.get()) is not None:
             with self._turn:
-                self._owner = threading.get_ident()
+                self._owner = get_ident()
                 try:
                     job()
                 finally:

@@ -108,7 +108,7 @@ class SharedGroup:
     def collective(self, call: Any, input: int, output: int, factor: float, timeout_s: float) -> int:
         """``dc_shm_run``; its status."""
         with self._in_use:
-            status: int = self._run(self._open_handle(), call, input, output, factor, timeout_s)
+            status: int = self._run(self._handle or self._open_handle(), call, input, output, factor, timeout_s)
         return status
 
     def exchange(

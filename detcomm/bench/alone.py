@@ -54,6 +54,8 @@ def folds(cases: Sequence[dict[str, Any]]) -> Iterator[Outcome]:
     for case in cases:
         if case["least_ratio"]:
             needed, reached = f">= {case['least_ratio']:.0%}", f"{case['ratio']:.0%}"
+            if case["bound"]:
+                reached += f" (side by side without a fold {case['bound']:.0%})"
             bar, value = f"fold of {case['case']}, as a share of a read-only pass", case["ratio"]
             yield Outcome(bar, 1, None, None, needed, reached, case["met"], value)
         elif case["least_gbps"]:

@@ -3,6 +3,8 @@
 //
 // Both passes of a case alternate, so that a change of the machine's load or clock meets both; the median of the ratios
 // is judged. Prints one line a case and exits with the number of bars missed; writes the same to a file as JSON if asked.
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -30,6 +32,26 @@ __attribute__((target("avx2"), noinline)) std::uint64_t read_only(const unsigned
   Lane total = {};
   for (const Lane& sum : sums) total += sum;
   return total[0] + total[1] + total[2] + total[3];
+}
+
+// What a fold in one pass does at the least: reads all operands side by side, which a memory serves less well than one
+// after the other, and stores a result past the caches. Integer additions again, fetched ahead as a 16-bit fold does.
+__attribute__((target("avx2"), noinline)) void side_by_side(const void* const* inputs, void* output, std::size_t bytes) {
+  const unsigned char* from[kOperands];
+  for (unsigned k = 0; k < kOperands; ++k) from[k] = static_cast<const unsigned char*>(inputs[k]);
+  for (std::size_t i = 0; i + 2 * sizeof(Lane) <= bytes; i += 2 * sizeof(Lane)) {
+    Lane sums[2] = {};
+    for (const unsigned char* data : from) {
+      const Lane* lanes = reinterpret_cast<const Lane*>(data + i);
+      sums[0] += lanes[0];
+      sums[1] += lanes[1];
+      __builtin_prefetch(data + i + 512, 0, 0);
+    }
+    __m256i* to = reinterpret_cast<__m256i*>(static_cast<unsigned char*>(output) + i);
+    _mm256_stream_si256(to, (__m256i)sums[0]);
+    _mm256_stream_si256(to + 1, (__m256i)sums[1]);
+  }
+  _mm_sfence();
 }
 
 struct Case {
@@ -100,13 +122,17 @@ bool run(const Case& c, unsigned rounds, std::FILE* json) {
   const unsigned repeats = std::max(1U, static_cast<unsigned>(64e6 / bytes));
   seconds(2, fold);
   seconds(2, read);
-  std::vector<double> ratios, fold_rates, read_rates;
+  const bool from_memory = c.operand_bytes >= (std::size_t{4} << 20);
+  std::vector<double> ratios, fold_rates, read_rates, bounds;
   for (unsigned round = 0; round < rounds; ++round) {
     const double fold_rate = bytes * repeats / seconds(repeats, fold) * 1e-9;
     const double read_rate = bytes * repeats / seconds(repeats, read) * 1e-9;
     fold_rates.push_back(fold_rate);
     read_rates.push_back(read_rate);
     ratios.push_back(fold_rate / read_rate);
+    if (!from_memory) continue;
+    const auto bound = [&] { side_by_side(inputs, output, c.operand_bytes); };
+    bounds.push_back(bytes * repeats / seconds(repeats, bound) * 1e-9 / read_rate);
   }
   const double ratio = median(ratios), rate = median(fold_rates);
   const bool met = ratio >= c.least_ratio && rate >= c.least_gbps;
@@ -114,13 +140,15 @@ bool run(const Case& c, unsigned rounds, std::FILE* json) {
               100 * ratio);
   if (c.least_ratio > 0) std::printf("   bar %2.0f %%     %s", 100 * c.least_ratio, met ? "met" : "MISSED");
   if (c.least_gbps > 0) std::printf("   bar %2.0f GB/s  %s", c.least_gbps, met ? "met" : "MISSED");
+  const double bound = from_memory ? median(bounds) : 0;
+  if (from_memory) std::printf("   side by side without a fold %3.0f %%", 100 * bound);
   std::printf("\n");
   std::fflush(stdout);
   if (json != nullptr) {
     std::fprintf(json, "%s{\"case\": \"%s\", \"fold_gbps\": %.1f, \"read_gbps\": %.1f, \"ratio\": %.3f, ",
                  &c == kCases ? "[" : ",\n ", c.name, rate, median(read_rates), ratio);
-    std::fprintf(json, "\"least_ratio\": %g, \"least_gbps\": %g, \"met\": %s}", c.least_ratio, c.least_gbps,
-                 met ? "true" : "false");
+    std::fprintf(json, "\"least_ratio\": %g, \"least_gbps\": %g, \"bound\": %.3f, \"met\": %s}", c.least_ratio,
+                 c.least_gbps, bound, met ? "true" : "false");
   }
   return met;
 }

@@ -12,6 +12,9 @@ from detcomm.call import Call, even_shards
 from detcomm.collectives import Collective, DType, ReduceOp
 from detcomm.cuda.peer.program import InPlace
 from detcomm.options import Options
+from detcomm.plan import Plan
+from detcomm.pricing.loads import Message, all_reduce_loads
+from detcomm.schedules import parse
 from tests import fake_gpu, fake_peer_kernels, host_kernels
 from tests.fake_peers import Peers
 
@@ -47,6 +50,10 @@ def _formula(name: str, schedule: str, world_size: int, is_mapped: bool) -> Cost
     shard, others = SIZE // world_size, (world_size - 1) * SIZE // world_size
     if schedule == "oneshot":  # all that is sent is staged, since its rank overwrites it while peers read
         return Cost(4, 2, (world_size + 1) * SIZE, 2 * SIZE, (world_size - 1) * SIZE)
+    if schedule == "ring":  # each of N - 1 partials: sync, fold; the first is staged, the others lie in scratch
+        steps = world_size - 1  # then each of N - 1 results: stage, sync, fetch; an end
+        return Cost(1 + 2 * steps + 3 * steps + 1, 2 * steps + 1, 3 * steps * shard, 2 * (1 + 2 * steps) * shard,
+                    2 * others)  # fmt: skip
     folded = (world_size + 1) * shard
     if name == "all_reduce":  # stage, sync, fold, stage, sync, fetch, end
         staged = 0 if is_mapped else 2 * others + 2 * shard
@@ -55,6 +62,13 @@ def _formula(name: str, schedule: str, world_size: int, is_mapped: bool) -> Cost
         return Cost(3 if is_mapped else 4, 2, folded, 0 if is_mapped else 2 * others, others)
     # own part, stage, sync, fetch, end
     return Cost(4 if is_mapped else 5, 2, 0, 2 * shard + (0 if is_mapped else 2 * shard) + 2 * others, others)
+
+
+def _folded(plan: Plan) -> int:
+    """Bytes that a rank's folds read and write."""
+    return sum(
+        sum(region.num_bytes for region in (*fold.inputs, fold.output)) for step in plan.steps for fold in step.folds
+    )
 
 
 @pytest.fixture
@@ -111,16 +125,61 @@ def test_a_call_costs_what_its_formula_says(
     assert traffic == {"folded": world_size * expected.folded, "copied": world_size * expected.copied}
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "all_gather"])
-def test_a_call_in_one_launch_moves_the_same_bytes_but_what_is_stored_twice(name: str) -> None:
+@pytest.mark.parametrize("world_size", [3, 8])
+def test_a_ring_costs_what_its_formula_says(world_size: int, traffic: dict[str, int]) -> None:
+    call = _call("all_reduce", world_size)
+    options = Options(association="ring", schedule="ring", ring_chunk_elems=ELEMS // world_size)
+    outcome = Peers(world_size).run(call, options, [np.zeros(SIZE, np.uint8)] * world_size)
+    expected = _formula("all_reduce", "ring", world_size, False)
+    for program in outcome.programs:
+        counts = program.counts
+        assert expected == Cost(
+            counts.num_launches, counts.num_syncs, counts.folded_bytes, counts.copied_bytes, counts.peer_bytes
+        )
+    assert traffic == {"folded": world_size * expected.folded, "copied": world_size * expected.copied}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "world_size"),
+    [("halving", 4), ("halving", 8), ("hierarchical", 8), ("staged(2,4)", 8), ("binomial", 5), ("binomial", 8)],
+)
+def test_plans_of_several_steps_read_and_fold_what_the_cost_model_says(
+    schedule: str, world_size: int, traffic: dict[str, int]
+) -> None:
+    """What the model has on the wire is read from peers, once. Binomial trees burden the ranks unequally: their sum."""
+    call = _call("all_reduce", world_size)
+    peers = Peers(world_size)
+    options = Options(schedule=schedule)
+    outcome = peers.run(call, options, [np.zeros(SIZE, np.uint8)] * world_size)
+    plans = peers.plans(call, options)
+    received = [sum(message.region.num_bytes for step in plan.steps for message in step.recvs) for plan in plans]
+    folded = [_folded(plan) for plan in plans]
+    assert [program.counts.peer_bytes for program in outcome.programs] == received
+    assert [program.counts.folded_bytes for program in outcome.programs] == folded
+    assert traffic["folded"] == sum(folded)
+    assert traffic["copied"] == sum(program.counts.copied_bytes for program in outcome.programs)
+    steps = all_reduce_loads(parse(schedule, world_size), Message.of(SIZE, DType.FLOAT32, "float32"), world_size, 1)
+    if schedule == "binomial":
+        assert sum(received) == 2 * (world_size - 1) * SIZE
+        return
+    assert received == [sum(step.network_bytes for step in steps)] * world_size
+    assert folded == [sum(step.folded_bytes for step in steps)] * world_size
+    assert {program.counts.num_syncs for program in outcome.programs} == {len(steps) + 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [("all_reduce", "direct"), ("all_reduce", "oneshot"), ("reduce_scatter", "direct"), ("all_gather", "direct")],
+)
+def test_a_call_in_one_launch_moves_the_same_bytes_but_what_is_stored_twice(name: str, schedule: str) -> None:
     world_size = 4
     call = _call(name, world_size)
-    programs = Peers(world_size).fused_programs(call, Options(schedule="direct"), 8)
+    programs = Peers(world_size).fused_programs(call, Options(schedule=schedule), 8)
     assert programs is not None
-    apart = _formula(name, "direct", world_size, False)
+    apart = _formula(name, schedule, world_size, False)
     for program in programs:
         counts = program.counts
-        twice = SIZE // world_size if name == "all_reduce" else 0
+        twice = SIZE // world_size if (name, schedule) == ("all_reduce", "direct") else 0
         assert counts.num_launches == 1
         assert counts.folded_bytes == apart.folded + twice
         assert counts.copied_bytes == apart.copied - 2 * twice

@@ -19,15 +19,27 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
-@pytest.mark.parametrize(("association", "schedule"), [("tree", "oneshot"), ("tree", "direct")])
-def test_all_reduce_has_the_bits_of_the_oracle(world_size: int, association: str, schedule: str) -> None:
+@pytest.mark.parametrize(
+    ("association", "schedule", "accumulate"),
+    [
+        ("tree", "oneshot", "float32"),
+        ("tree", "direct", "float32"),
+        ("linear", "oneshot", "wire"),
+        ("linear", "direct", "float32"),
+        ("tree", "direct", "wire"),
+    ],
+)
+def test_all_reduce_has_the_bits_of_the_oracle(
+    world_size: int, association: str, schedule: str, accumulate: str
+) -> None:
     """Odd and short lengths, more blocks than vectors, in place and not, call after call with other blocks."""
-    options = Options(association=association, schedule=schedule)
+    options = Options(association=association, schedule=schedule, accumulate=accumulate)
+    rules = {"association": association, "accumulate": accumulate}
     peers = Peers(world_size)
     for count, num_blocks in ((3001, 4), (5, 16), (3001, 3), (64 * world_size, 1)):
         given = inputs.make("bfloat16", count, world_size)
         call = Call(Collective.ALL_REDUCE, DType.BFLOAT16, count, ReduceOp.SUM)
-        expected = inputs.bits(oracle.reduce(given, "bfloat16", "sum", association=association))
+        expected = inputs.bits(oracle.reduce(given, "bfloat16", "sum", **rules))
         programs = peers.fused_programs(call, options, num_blocks)
         assert programs is not None
         for in_place in (False, True):

@@ -77,16 +77,21 @@ def operation(op: Any) -> tuple[ReduceOp, float | None]:
     return known, float(factor.item() if isinstance(factor, torch.Tensor) else factor)
 
 
-def _number_of_enum(op: Any) -> int:
-    number: int = getattr(op, "op", op).value
+def _enumerated(op: Any) -> int:
+    number: int = op.op.value
     return number
 
 
-_REDUCE_OPS = [dist.ReduceOp(operation) for operation in _OPERATIONS if operation != dist.ReduceOp.PREMUL_SUM]
+_EVERY_OPERATION = [
+    dist._make_nccl_premul_sum(1.0) if known is ReduceOp.PREMUL_SUM else dist.ReduceOp(op)
+    for op, known in _OPERATIONS.items()
+]
+
+# torch hashes an operation to its number, in a third of the time; where a release should not, the long way is taken.
 operation_number: Callable[[Any], int] = (
-    hash if all(hash(op) == _number_of_enum(op) for op in _REDUCE_OPS) else _number_of_enum
+    hash if all(hash(op) == _enumerated(op) for op in _EVERY_OPERATION) else _enumerated
 )
-"""The number of torch's operation object, whatever its factor; its hash is that, and a third of the time to get."""
+"""The number of an object of torch's ``ReduceOp``, whatever its factor is."""
 
 
 @lru_cache(maxsize=_CACHED_CALLS)

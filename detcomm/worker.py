@@ -40,7 +40,7 @@ class Worker:
 
     def try_begin(self) -> bool:
         """Take the group for a job of this thread's, if nothing was submitted before; then ``end`` must follow."""
-        if self._num_pending != 0 or not self._turn.acquire(blocking=False):
+        if self._num_pending != 0 or not self._turn.acquire(False):
             return False
         if self._num_pending != 0:
             self._turn.release()

@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import secrets
+import stat
 from dataclasses import asdict, dataclass
 from typing import Self
 
@@ -126,7 +127,10 @@ def open_peer(rank: int, address: Address) -> tuple[Mapping, int]:
     except OSError as error:
         raise TransportError(f"rank {rank}: cannot watch process {address.pid}: {error.strerror}; {_HINT}") from error
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        # In another PID namespace the path leads to anything of a stranger's: what is no file is not even opened.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise TransportError(f"rank {rank}: {path} is not its segment; {_HINT}")
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
         try:
             if os.fstat(descriptor).st_size != address.num_bytes:
                 raise TransportError(f"rank {rank}: {path} is not its segment; {_HINT}")

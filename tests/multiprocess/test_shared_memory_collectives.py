@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives over shared memory against the oracle: every association, operation and type, around chunk borders."""
 
+import re
+from dataclasses import replace
 from itertools import count, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +12,17 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from detcomm.association import NAMES
+from detcomm.transports import shared_group
 from detcomm.transports.shared_group import ONESHOT_BYTES
 from tests import inputs, launch
-from tests.multiprocess.shared_memory_ranks import Case, connected, expected, run_cases, wrong_cases
+from tests.multiprocess.shared_memory_ranks import (
+    Case,
+    connected,
+    expected,
+    run_case,
+    run_cases,
+    wrong_cases,
+)
 
 WORLD_SIZES = (2, 3, 4, 5, 7, 8)
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "reduce")
@@ -157,3 +168,35 @@ def _overlapping(rank: int, world_size: int) -> bool:
 
 def test_input_and_output_may_overlap_in_any_way() -> None:
     assert launch.run(3, _overlapping) == [True] * 3
+
+
+def _touched_bytes() -> int:
+    """How much of the group's segments this process has used; the heaps of shared tensors are not among them."""
+    total, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
+            counts = "memfd:detcomm " in line
+        elif counts and line.startswith("Rss:"):
+            total += int(line.split()[1]) << 10
+    return total
+
+
+def _stage_or_not(rank: int, world_size: int) -> tuple[int, int, int]:
+    """Bytes of the segments that are in use before, after a sum of shared tensors, and after one of private memory."""
+    shared = Case("all_reduce", 1 << 20, shared_on=tuple(range(world_size)))
+    with connected(rank, world_size) as transport:
+        run_case(transport, Case("all_reduce", 1))
+        touched = [_touched_bytes()]
+        for case in (shared, replace(shared, shared_on=())):
+            got = run_case(transport, case)
+            assert np.array_equal(inputs.bits(got), inputs.bits(expected(case, rank, world_size)))
+            touched.append(_touched_bytes())
+    return touched[0], touched[1], touched[2]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_shared_allocations_are_read_in_place(world_size: int) -> None:
+    for before, after_shared, after_private in launch.run(world_size, _stage_or_not):
+        # One chunk is, before a rank knows whether all have such memory; all of a message needs both of two buffers.
+        assert after_shared - before <= shared_group.CHUNK_BYTES, "more than a chunk was staged"
+        assert after_private - before > shared_group.CHUNK_BYTES, "the control: staging would be seen"

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts and the aligned blocks that follow from them."""
 
+from collections.abc import Callable
+
 import pytest
 
 from detcomm.hosts import block_size, host_identity, num_hosts
@@ -58,3 +60,21 @@ def test_host_identity() -> None:
     assert host_identity({}) == host_identity({"DETCOMM_HOST_ID": ""})
     assert host_identity({}).count("/") == 2
     assert num_hosts(["a", "b", "a"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("detcomm.hosts._boot_id", lambda: "another boot"),
+        ("socket.gethostname", lambda: "another-name"),
+        ("detcomm.hosts._namespace", lambda kind: "4026531840-another" if kind == "net" else "pid"),
+    ],
+)
+def test_each_part_of_a_host_tells_hosts_apart(
+    place: str, value: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = host_identity({})
+    assert host_identity({}) == before
+    monkeypatch.setattr(place, value)
+    assert host_identity({}) != before
+    assert host_identity({"DETCOMM_HOST_ID": "rack 7"}) == "rack 7"

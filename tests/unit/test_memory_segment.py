@@ -45,6 +45,29 @@ def test_what_is_not_the_segment_is_refused_and_nothing_stays_open() -> None:
         other.close()
 
 
+def test_what_is_no_file_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's terminal would become this process's, and his device might do something."""
+    own = OwnSegment(5000)
+    opened = []
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *flags: opened.append(path) or real(path, *flags))
+    reader, writer = os.pipe()
+    master, terminal = os.openpty()
+    try:
+        for descriptor in (reader, master, terminal):
+            with pytest.raises(TransportError, match="is not its segment"):
+                open_peer(3, replace(own.address, descriptor=descriptor))
+        assert opened == []
+        mapping, pidfd = open_peer(3, own.address)
+        assert opened == [f"/proc/{os.getpid()}/fd/{own.descriptor}"]  # the control
+        mapping.close()
+        os.close(pidfd)
+    finally:
+        for descriptor in (reader, writer, master, terminal):
+            os.close(descriptor)
+        own.close()
+
+
 def _write(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         path = root / name

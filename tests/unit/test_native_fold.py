@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native folds, with each instruction set that this processor has, against the oracle and the NumPy folds."""
 
+import ctypes
+import platform
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,6 +16,7 @@ from detcomm.native import native_fold, native_premultiply
 from detcomm.portable_fold import portable_fold, portable_premultiply
 from tests import inputs, oracle
 from tests.unit import fold_cases
+from tests.unit.test_float_environment import FE_UPWARD
 
 SUM = ReduceOp.SUM
 FLOATS = [dtype for dtype in fold_cases.REALS if dtype.is_float]
@@ -163,6 +166,27 @@ def test_the_thread_may_flush_subnormals(variant: str, dtype: DType) -> None:
         torch.set_flush_denormal(False)
     assert (output.view(f"uint{8 * dtype.itemsize}") == 6).all()
     assert still_flushes
+
+
+@pytest.mark.skipif(platform.machine() not in FE_UPWARD, reason="FE_UPWARD of this processor is not known here")
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_thread_may_round_another_way(variant: str, dtype: DType) -> None:
+    operands = fold_cases.leaves(dtype, 1100, 5, seed=4)
+    spec = fold_cases.of_leaves(dtype, SUM, 5, "tree")
+    want = fold_cases.expected(dtype, SUM, operands, "tree")
+    upward = FE_UPWARD[platform.machine()]
+    libm = ctypes.CDLL(None)
+    one, small = np.ones(1, np.float32), np.float32(2.0**-25)
+    libm.fesetround(upward)
+    try:
+        rounds_up = bool((one + small)[0] > 1)  # the control: this thread's own sums come out otherwise
+        output = fold_cases.run(native_fold, spec, operands)
+        after = libm.fegetround()
+    finally:
+        libm.fesetround(0)
+    assert rounds_up
+    assert after == upward
+    assert np.array_equal(output, want)
 
 
 def test_overlap_is_refused_and_nothing_is_written(variant: str) -> None:

@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -235,3 +237,45 @@ def test_the_c_functions_refuse_what_has_no_meaning() -> None:
     assert loaded.dc_fold(None, two, address, 2) == 1
     assert loaded.dc_premultiply(4, 1.0, address, address, 1) == 2
     assert loaded.dc_last_error() == b"premultiply: expected a floating-point type, got int8"
+
+
+@needs_library
+def test_a_fold_lets_other_threads_run() -> None:
+    """No thread is interrupted here: another one runs only while a call has released the interpreter's lock."""
+    loaded = native.library()
+    assert loaded is not None
+    holding = ctypes.PyDLL(loaded._name)
+    data = np.zeros(4 << 20, np.uint8)
+    two = (ctypes.c_void_p * 2)(data.ctypes.data, data.ctypes.data)
+    spec = ctypes.byref(native.CFoldSpec(num_inputs=2, divisor=1, is_final=1))
+    interval = sys.getswitchinterval()
+
+    def other_ran(fold: Any, num_calls: int) -> bool:
+        ran: list[int] = []
+        start, done = threading.Lock(), threading.Lock()
+        start.acquire()
+        done.acquire()
+
+        def append() -> None:
+            with start:
+                ran.append(1)
+            done.release()
+
+        thread = threading.Thread(target=append)
+        thread.start()
+        sys.setswitchinterval(1000.0)
+        try:
+            start.release()
+            for _ in range(num_calls):
+                assert fold(spec, two, data.ctypes.data, 1 << 20) == 0
+                if ran:
+                    break
+            return bool(ran)
+        finally:
+            done.acquire()
+            sys.setswitchinterval(interval)
+            thread.join()
+
+    holding.dc_fold.argtypes = native.SIGNATURES["dc_fold"][1]
+    assert not other_ran(holding.dc_fold, 50), "the control holds the lock"
+    assert other_ran(loaded.dc_fold, 10_000)

@@ -126,3 +126,13 @@ def test_a_group_of_one_refuses_what_others_refuse(alone: bool) -> None:
 def test_sizes_and_types_that_do_not_fit_are_refused(attempt: object) -> None:
     with pytest.raises(UsageError):
         attempt()  # type: ignore[operator]
+
+
+def test_the_number_of_an_operation_is_its_own() -> None:
+    """Calls are looked up by it: two operations under one number would be one."""
+    ops = [dist.ReduceOp(getattr(dist.ReduceOp, op.name)) for op in ReduceOp if op is not ReduceOp.PREMUL_SUM]
+    factors = [dist._make_nccl_premul_sum(factor) for factor in (2.0, 3.0)]
+    numbers = [torch_calls.operation_number(op) for op in (*ops, factors[0])]
+    assert numbers == [op.op.value for op in (*ops, factors[0])]
+    assert len(set(numbers)) == len(ReduceOp)
+    assert torch_calls.operation_number(factors[1]) == numbers[-1]
